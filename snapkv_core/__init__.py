@@ -1,0 +1,89 @@
+"""SnapKV inference: per-request KV-cache budgets for long prompts.
+
+The public names of the library; everything else may change without notice.
+"""
+
+from snapkv_core.compression.standalone import snapkv_select
+from snapkv_core.config import (
+    COMPRESSION_METHODS,
+    MAX_CAPACITY_PROMPT,
+    MAX_KERNEL_SIZE,
+    MAX_WINDOW_SIZE,
+    POOLINGS,
+    PROFILES,
+    CompressionConfig,
+    EngineConfig,
+    resolve_compression,
+)
+from snapkv_core.engine.async_engine import AsyncEngine, ResponseStream
+from snapkv_core.engine.engine import Engine
+from snapkv_core.errors import (
+    EngineStoppedError,
+    GenerationFailedError,
+    InvalidParameterError,
+    KVCacheError,
+    ModelLoadError,
+    PromptTooLongError,
+    QueueFullError,
+    SnapKVError,
+)
+from snapkv_core.events import (
+    ChatMessage,
+    CompressionReport,
+    EngineObserver,
+    EngineStats,
+    GenerationRequest,
+    KeptTokenCounts,
+    RequestOutput,
+    RequestSummary,
+    RequestTimings,
+    TokenEvent,
+)
+from snapkv_core.sampling_params import (
+    MAX_CHOICES,
+    MAX_SEED,
+    MAX_STOP_CHARS,
+    MAX_STOP_STRINGS,
+    SamplingParams,
+)
+from snapkv_core.sequence import FinishReason
+
+__all__ = [
+    "COMPRESSION_METHODS",
+    "MAX_CAPACITY_PROMPT",
+    "MAX_CHOICES",
+    "MAX_KERNEL_SIZE",
+    "MAX_SEED",
+    "MAX_STOP_CHARS",
+    "MAX_STOP_STRINGS",
+    "MAX_WINDOW_SIZE",
+    "POOLINGS",
+    "PROFILES",
+    "AsyncEngine",
+    "ChatMessage",
+    "CompressionConfig",
+    "CompressionReport",
+    "Engine",
+    "EngineConfig",
+    "EngineObserver",
+    "EngineStats",
+    "EngineStoppedError",
+    "FinishReason",
+    "GenerationFailedError",
+    "GenerationRequest",
+    "InvalidParameterError",
+    "KVCacheError",
+    "KeptTokenCounts",
+    "ModelLoadError",
+    "PromptTooLongError",
+    "QueueFullError",
+    "RequestOutput",
+    "RequestSummary",
+    "RequestTimings",
+    "ResponseStream",
+    "SamplingParams",
+    "SnapKVError",
+    "TokenEvent",
+    "resolve_compression",
+    "snapkv_select",
+]

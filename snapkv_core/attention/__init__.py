@@ -1,0 +1,1 @@
+"""How attention is computed: tensors in, tensors out; every piece of metadata is an argument."""

@@ -1,0 +1,1 @@
+"""The engine: plan a step, run it, commit its result, tell what happened."""

@@ -1,0 +1,98 @@
+"""From a request to sequences: tokens, limits and defaults, before anything is queued."""
+
+import itertools
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import cast
+
+from snapkv_core.config import EngineConfig
+from snapkv_core.errors import InvalidParameterError, PromptTooLongError
+from snapkv_core.events import ChatMessage, GenerationRequest
+from snapkv_core.models.spec import ModelSpec
+from snapkv_core.models.tokenizer import Tokenizer
+from snapkv_core.sequence import Sequence
+
+
+class RequestPreparer:
+    """Checks a request against the model and the configuration; any thread may call it."""
+
+    def __init__(self, config: EngineConfig, spec: ModelSpec, tokenizer: Tokenizer) -> None:
+        self._config = config
+        self._spec = spec
+        self._tokenizer = tokenizer
+        self._seq_ids: Iterator[int] = itertools.count(1)
+
+    def prepare(self, request: GenerationRequest) -> tuple[Sequence, ...]:
+        """Turn a request into its `n` sequences.
+
+        Raises:
+            InvalidParameterError: A parameter does not fit this model or configuration.
+            PromptTooLongError: The prompt does not fit the context.
+        """
+        arrival_s = time.monotonic()
+        field = "prompt"
+        if not isinstance(request.prompt, str) and isinstance(request.prompt[0], ChatMessage):
+            field = "messages"
+        prompt_ids = self._encode(request, field)
+        if request.sampling.n > self._config.max_num_seqs:
+            raise InvalidParameterError(
+                "n", f"at most {self._config.max_num_seqs} here, got {request.sampling.n}"
+            )
+        sampling = replace(
+            request.sampling,
+            max_new_tokens=self._max_new_tokens(request, len(prompt_ids), field),
+            seed=secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed,
+        )
+        return tuple(
+            Sequence(
+                seq_id=next(self._seq_ids),
+                request_id=request.request_id,
+                prompt_ids=prompt_ids,
+                sampling=sampling,
+                compression=request.compression,
+                arrival_s=arrival_s,
+                choice_index=choice_index,
+                explain=request.explain,
+            )
+            for choice_index in range(sampling.n)
+        )
+
+    def _encode(self, request: GenerationRequest, field: str) -> tuple[int, ...]:
+        if isinstance(request.prompt, str):
+            prompt_ids = tuple(self._tokenizer.encode(request.prompt))
+        elif field == "messages":
+            messages = cast(tuple[ChatMessage, ...], request.prompt)
+            text = self._tokenizer.render_chat(messages)
+            # The template writes the special tokens itself.
+            prompt_ids = tuple(self._tokenizer.encode(text, add_special_tokens=False))
+        else:
+            prompt_ids = cast(tuple[int, ...], request.prompt)
+            if not all(0 <= token_id < self._spec.vocab_size for token_id in prompt_ids):
+                raise InvalidParameterError(
+                    field, f"token ids run from 0 to {self._spec.vocab_size - 1}"
+                )
+        if not prompt_ids:
+            raise InvalidParameterError(field, "must hold at least one token")
+        return prompt_ids
+
+    def _max_new_tokens(
+        self, request: GenerationRequest, num_prompt_tokens: int, field: str
+    ) -> int:
+        wanted = request.sampling.max_new_tokens
+        if wanted is not None and wanted > self._config.max_new_tokens_limit:
+            raise InvalidParameterError(
+                "max_new_tokens", f"at most {self._config.max_new_tokens_limit}, got {wanted}"
+            )
+        room = self._spec.max_model_len - num_prompt_tokens
+        # An answer length that was not asked for shrinks to what is left; one that was does not.
+        needed = 1 if wanted is None else wanted
+        if room < needed:
+            raise PromptTooLongError(
+                field,
+                num_prompt_tokens=num_prompt_tokens,
+                max_new_tokens=needed,
+                max_model_len=self._spec.max_model_len,
+            )
+        return min(self._config.default_max_new_tokens, room) if wanted is None else wanted

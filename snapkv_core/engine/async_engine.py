@@ -1,0 +1,312 @@
+"""The asyncio front of the engine: one thread owns the device, streams carry the events."""
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final
+
+from snapkv_core.config import EngineConfig
+from snapkv_core.engine.engine import Engine
+from snapkv_core.errors import EngineStoppedError, QueueFullError, SnapKVError
+from snapkv_core.events import (
+    EngineObserver,
+    EngineStats,
+    GenerationRequest,
+    RequestSummary,
+    RequestTimings,
+    TokenEvent,
+)
+from snapkv_core.sequence import FinishReason, Sequence
+
+_logger = logging.getLogger(__name__)
+_STOPPED: Final = "the engine was stopped before this request was finished"
+
+
+class ResponseStream:
+    """Events of one request, in order; an async iterator that ends after the summary.
+
+    Belongs to the event loop that submitted the request. Close it, or use it as an async context
+    manager: a stream that is closed before its end aborts its request.
+
+    Attributes:
+        request_id: The request.
+        num_prompt_tokens: Tokens of its prompt.
+    """
+
+    def __init__(self, engine: "AsyncEngine", request_id: str, num_prompt_tokens: int) -> None:
+        self.request_id = request_id
+        self.num_prompt_tokens = num_prompt_tokens
+        self._engine = engine
+        self._loop = asyncio.get_running_loop()
+        self._events: asyncio.Queue[TokenEvent] = asyncio.Queue()
+        self._is_over = False
+
+    def __aiter__(self) -> "ResponseStream":
+        return self
+
+    async def __anext__(self) -> TokenEvent:
+        if self._is_over:
+            raise StopAsyncIteration
+        event = await self._events.get()
+        if event.summary is not None:
+            self._is_over = True
+            self._engine._forget(self)
+        return event
+
+    async def __aenter__(self) -> "ResponseStream":
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Abort the request unless it is finished; harmless when called twice."""
+        if not self._is_over:
+            self._is_over = True
+            self._engine._abandon(self)
+
+
+@dataclass(frozen=True, slots=True)
+class _Add:
+    request: GenerationRequest
+    group: tuple[Sequence, ...]
+    stream: ResponseStream
+
+
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    request_id: str
+
+
+class _Stop:
+    pass
+
+
+class AsyncEngine:
+    """An `Engine` on a thread of its own.
+
+    The event loop and the thread share nothing but the inbox and the counters of `stats`; each
+    step's events reach the loop in one `call_soon_threadsafe`.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._inbox: queue.SimpleQueue[_Add | _Abort | _Stop] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="snapkv-engine", daemon=True)
+        self._takes_requests = False
+        self._in_flight: set[ResponseStream] = set()  # event loop only
+        self._num_preparing = 0  # event loop only
+        self._streams: dict[str, ResponseStream] = {}  # engine thread only
+        self._mean_request_s = 1.0
+        self._busy_since: float | None = None
+        self._counts = (0, 0, 0)
+
+    @classmethod
+    def load(cls, config: EngineConfig, observer: EngineObserver | None = None) -> "AsyncEngine":
+        """Load a model and warm it up; blocks for seconds to minutes.
+
+        Raises:
+            ModelLoadError: The model cannot be served.
+        """
+        return cls(Engine.load(config, observer))
+
+    @property
+    def config(self) -> EngineConfig:
+        """What the engine was built from."""
+        return self._engine.config
+
+    @property
+    def model_name(self) -> str:
+        """Name that the model is served under."""
+        return self._engine.spec.name
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens that prompt and answer may have together."""
+        return self._engine.spec.max_model_len
+
+    @property
+    def device(self) -> str:
+        """Device the model runs on, as PyTorch spells it."""
+        return str(self._engine.device)
+
+    @property
+    def dtype(self) -> str:
+        """Number format of weights and KV cache."""
+        return str(self._engine.dtype).removeprefix("torch.")
+
+    def start(self) -> None:
+        """Start the engine thread; call once."""
+        self._takes_requests = True
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take no more requests, end those in flight with an error, and join the thread."""
+        self._takes_requests = False
+        if self._thread.is_alive():
+            self._inbox.put(_Stop())
+            self._thread.join()
+
+    async def submit(self, request: GenerationRequest) -> ResponseStream:
+        """Queue a request; tokenising happens on a worker thread.
+
+        Raises:
+            EngineStoppedError: The engine is not running.
+            QueueFullError: Too many requests are in flight.
+            InvalidParameterError: A parameter does not fit this model or configuration.
+            PromptTooLongError: The prompt does not fit the context.
+        """
+        self._require_running()
+        num_in_flight = len(self._in_flight) + self._num_preparing
+        if num_in_flight >= self.config.max_num_seqs + self.config.max_num_waiting:
+            raise QueueFullError(num_in_flight, retry_after_s=max(1.0, self._mean_request_s))
+        self._num_preparing += 1
+        try:
+            group = await asyncio.to_thread(self._engine.prepare, request)
+        finally:
+            self._num_preparing -= 1
+        self._require_running()
+        stream = ResponseStream(self, request.request_id, group[0].num_prompt_tokens)
+        self._in_flight.add(stream)
+        self._inbox.put(_Add(request, group, stream))
+        return stream
+
+    def stats(self) -> EngineStats:
+        """Return the engine's state; any thread may call this."""
+        num_waiting, num_running, kv_bytes = self._counts
+        busy_since = self._busy_since
+        return EngineStats(
+            num_waiting=num_waiting + self._inbox.qsize(),
+            num_running=num_running,
+            kv_bytes=kv_bytes,
+            last_step_age_s=0.0 if busy_since is None else time.monotonic() - busy_since,
+            is_alive=self._takes_requests and self._thread.is_alive(),
+        )
+
+    def _require_running(self) -> None:
+        if not self._takes_requests:
+            raise EngineStoppedError("the engine is stopped and takes no requests")
+        if not self._thread.is_alive():
+            raise EngineStoppedError("the engine thread has died; the service must be restarted")
+
+    def _forget(self, stream: ResponseStream) -> None:
+        self._in_flight.discard(stream)
+
+    def _abandon(self, stream: ResponseStream) -> None:
+        self._in_flight.discard(stream)
+        self._inbox.put(_Abort(stream.request_id))
+
+    def _run(self) -> None:
+        """Turn the loop until told to stop; whatever happens, every stream gets an end."""
+        reason = "the engine failed; the service must be restarted"
+        try:
+            while self._drain_inbox():
+                self._busy_since = time.monotonic()
+                self._deliver(self._engine.step())
+                self._count()
+            reason = _STOPPED
+        except Exception:
+            _logger.exception("the engine thread died")
+        finally:
+            self._takes_requests = False
+            self._busy_since = None
+            self._end_all(reason)
+
+    def _drain_inbox(self) -> bool:
+        """Take all messages, waiting for one while there is nothing to do; False means stop."""
+        while True:
+            if not self._engine.has_work:
+                self._busy_since = None
+            try:
+                message = self._inbox.get(block=not self._engine.has_work)
+            except queue.Empty:
+                return True
+            if isinstance(message, _Stop):
+                return False
+            if isinstance(message, _Add):
+                self._add(message)
+            else:
+                # Nobody listens any more, so the events of the abort go nowhere.
+                self._engine.abort(message.request_id)
+                self._streams.pop(message.request_id, None)
+            self._count()
+
+    def _add(self, message: _Add) -> None:
+        try:
+            self._engine.add(message.request, message.group)
+        except SnapKVError as error:
+            self._post([(message.stream, _error_event(message.request.request_id, str(error)))])
+        else:
+            self._streams[message.request.request_id] = message.stream
+
+    def _deliver(self, events: SequenceOf[TokenEvent]) -> None:
+        deliveries = []
+        for event in events:
+            stream = self._streams[event.request_id]
+            deliveries.append((stream, event))
+            if event.summary is not None:
+                del self._streams[event.request_id]
+                self._mean_request_s += 0.2 * (
+                    event.summary.timings.total_ms / 1e3 - self._mean_request_s
+                )
+        self._post(deliveries)
+
+    def _post(self, deliveries: SequenceOf[tuple[ResponseStream, TokenEvent]]) -> None:
+        """Hand events to their event loops, one call for each loop."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[ResponseStream, TokenEvent]]] = {}
+        for stream, event in deliveries:
+            by_loop.setdefault(stream._loop, []).append((stream, event))
+        for loop, batch in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_put_all, batch)
+            except RuntimeError:
+                # The loop was closed with requests in flight: nobody is left to read them.
+                for stream, _ in batch:
+                    self._inbox.put(_Abort(stream.request_id))
+
+    def _end_all(self, reason: str) -> None:
+        """Give every stream its end, those still in the inbox included."""
+        streams = list(self._streams.values())
+        while not self._inbox.empty():
+            message = self._inbox.get()
+            if isinstance(message, _Add):
+                streams.append(message.stream)
+        self._post([(stream, _error_event(stream.request_id, reason)) for stream in streams])
+        self._streams.clear()
+
+    def _count(self) -> None:
+        self._counts = (
+            self._engine.num_waiting,
+            self._engine.num_running,
+            self._engine.kv_bytes,
+        )
+
+
+def _put_all(batch: SequenceOf[tuple[ResponseStream, TokenEvent]]) -> None:
+    for stream, event in batch:
+        stream._events.put_nowait(event)
+
+
+def _error_event(request_id: str, error: str) -> TokenEvent:
+    """Build the only event of a request that the engine never ran to its end."""
+    reason = FinishReason.ERROR
+    return TokenEvent(
+        request_id=request_id,
+        choice_index=0,
+        text="",
+        finish_reason=reason,
+        summary=RequestSummary(
+            request_id, 0, 0, (reason,), None, RequestTimings(0.0, 0.0, 0.0, 0.0, 0.0)
+        ),
+        error=error,
+    )

@@ -1,0 +1,321 @@
+"""The synchronous engine: add, abort, step. One thread at a time may use it."""
+
+import logging
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from snapkv_core.attention.sdpa import SdpaBackend
+from snapkv_core.config import CompressionConfig, EngineConfig
+from snapkv_core.engine.admission import RequestPreparer
+from snapkv_core.engine.model_runner import ModelRunner
+from snapkv_core.engine.request_state import RequestState
+from snapkv_core.engine.scheduler import Scheduler
+from snapkv_core.engine.step_plan import DecodeBatch, PrefillSlice, StepPlan, StepResult
+from snapkv_core.errors import GenerationFailedError, InvalidParameterError
+from snapkv_core.events import EngineObserver, GenerationRequest, RequestOutput, TokenEvent
+from snapkv_core.kv_cache.layout import KVLayout
+from snapkv_core.kv_cache.manager import KVCacheManager
+from snapkv_core.models.loader import LoadedModel, load_model, prepare_model
+from snapkv_core.models.tokenizer import Tokenizer
+from snapkv_core.sampling_params import SamplingParams
+from snapkv_core.sequence import FinishReason, Sequence
+
+_logger = logging.getLogger(__name__)
+
+
+class Engine:
+    """Runs requests step by step on one device.
+
+    Not thread-safe, but for `prepare`. `AsyncEngine` puts it on a thread of its own.
+
+    Attributes:
+        config: What it was built from.
+        spec: Shape and limits of the model.
+        tokenizer: The model's tokenizer.
+        observer: Told of compressed prompts, finished requests and steps.
+    """
+
+    def __init__(
+        self, model: LoadedModel, config: EngineConfig, observer: EngineObserver | None = None
+    ) -> None:
+        self.config = config
+        self.spec = model.spec
+        self.tokenizer: Tokenizer = model.tokenizer
+        self.observer = observer
+        self.device, self.dtype = model.decoder.device, model.decoder.dtype
+        layout = KVLayout(
+            num_layers=model.spec.num_layers,
+            num_kv_heads=model.spec.num_kv_heads,
+            head_dim=model.spec.head_dim,
+            element_bytes=self.dtype.itemsize,
+        )
+        self._manager = KVCacheManager(layout, dtype=self.dtype, device=self.device)
+        self._runner = ModelRunner(
+            model, SdpaBackend(), self._manager, decode_row_multiple=config.decode_row_multiple
+        )
+        self._preparer = RequestPreparer(config, model.spec, model.tokenizer)
+        self._scheduler = self._new_scheduler()
+        self._requests: dict[str, RequestState] = {}
+        self._sequences: dict[int, Sequence] = {}
+
+    @classmethod
+    def load(cls, config: EngineConfig, observer: EngineObserver | None = None) -> "Engine":
+        """Load what `config.model` names and warm up.
+
+        Raises:
+            ModelLoadError: The model cannot be served.
+        """
+        engine = cls(load_model(config), config)
+        engine.warm_up()
+        engine.observer = observer
+        return engine
+
+    @classmethod
+    def from_transformers(
+        cls, model: Any, tokenizer: Any, config: EngineConfig | None = None
+    ) -> "Engine":
+        """Build an engine around a transformers model that is loaded already.
+
+        Raises:
+            ModelLoadError: The model cannot be served.
+        """
+        config = config or EngineConfig()
+        return cls(prepare_model(model, tokenizer, config), config)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` would do anything."""
+        return self._scheduler.has_work
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have not been started."""
+        return self._scheduler.num_waiting
+
+    @property
+    def num_running(self) -> int:
+        """Sequences being read or generated."""
+        return self._scheduler.num_running
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of KV cache allocated to sequences."""
+        return self._manager.allocated_bytes()
+
+    def warm_up(self) -> None:
+        """Run a short compressed request, so that the first real one pays for no set-up."""
+        length = min(48, self.spec.max_model_len - 2)
+        compression = CompressionConfig(
+            max_capacity_prompt=max(2, length // 2), window_size=1, kernel_size=1
+        )
+        prompt = tuple(index % self.spec.vocab_size for index in range(1, length + 1))
+        sampling = SamplingParams(max_new_tokens=2, ignore_eos=True)
+        self.generate(GenerationRequest("warm-up", prompt, sampling, compression))
+
+    def prepare(self, request: GenerationRequest) -> tuple[Sequence, ...]:
+        """Tokenise and check a request; any thread may call this.
+
+        Raises:
+            InvalidParameterError: A parameter does not fit this model or configuration.
+            PromptTooLongError: The prompt does not fit the context.
+        """
+        return self._preparer.prepare(request)
+
+    def add(self, request: GenerationRequest, group: tuple[Sequence, ...]) -> None:
+        """Queue a prepared request.
+
+        Raises:
+            InvalidParameterError: A request of the same id is in flight.
+            QueueFullError: Too many are waiting.
+        """
+        if request.request_id in self._requests:
+            raise InvalidParameterError("request_id", "a request of this id is in flight")
+        self._scheduler.add(group)
+        self._requests[request.request_id] = RequestState(request, group, self.tokenizer)
+        self._sequences.update({sequence.seq_id: sequence for sequence in group})
+
+    def add_request(self, request: GenerationRequest) -> None:
+        """Prepare and queue a request; raises what `prepare` and `add` raise."""
+        self.add(request, self.prepare(request))
+
+    def abort(self, request_id: str) -> list[TokenEvent]:
+        """End a request at once and free its memory; an unknown id is fine."""
+        state = self._requests.get(request_id)
+        return [] if state is None else self._end(state.group, FinishReason.ABORT)
+
+    def step(self) -> list[TokenEvent]:
+        """Run one step and return what became certain in it."""
+        start = time.monotonic()
+        plan = self._scheduler.plan()
+        result = self._execute(plan)
+        events: list[TokenEvent] = []
+        for seq_id, error in result.failures.items():
+            events += self._end((self._sequences[seq_id],), FinishReason.ERROR, error)
+        self._scheduler.commit(plan, result)
+        for seq_id, token_id in result.token_ids.items():
+            events.append(self._token_event(self._sequences[seq_id], token_id))
+        num_read = plan.prefill.token_end - plan.prefill.token_start if plan.prefill else 0
+        num_decoded = len(plan.decode.seq_ids) if plan.decode else 0
+        self._tell("on_step", time.monotonic() - start, num_decoded, num_read)
+        return events
+
+    def generate(self, request: GenerationRequest) -> RequestOutput:
+        """Run one request to its end.
+
+        Raises:
+            InvalidParameterError: See `prepare`.
+            GenerationFailedError: A step failed.
+        """
+        group = self.prepare(request)
+        self.add(request, group)
+        texts = [""] * len(group)
+        while True:
+            for event in self.step():
+                if event.request_id != request.request_id:
+                    continue
+                texts[event.choice_index] += event.text
+                if event.error is not None:
+                    raise GenerationFailedError(event.error)
+                if event.summary is not None:
+                    token_ids = tuple(tuple(sequence.output_ids) for sequence in group)
+                    return RequestOutput(tuple(texts), token_ids, event.summary)
+
+    @torch.inference_mode()
+    def score(
+        self,
+        prompt_ids: tuple[int, ...],
+        output_ids: tuple[int, ...],
+        compression: CompressionConfig,
+    ) -> Tensor:
+        """Teacher-force an answer on the compressed cache of a prompt.
+
+        Returns:
+            Logits `[len(output_ids), vocab_size]`, float32, that predict each of `output_ids`.
+
+        Raises:
+            InvalidParameterError: See `prepare`.
+        """
+        sampling = SamplingParams(max_new_tokens=len(output_ids))
+        request = GenerationRequest("score", prompt_ids, sampling, compression)
+        (sequence,) = self.prepare(request)
+        sequences = {sequence.seq_id: sequence}
+        try:
+            rows = [self._read_alone(sequence)]
+            for token_id in output_ids[:-1]:
+                sequence.output_ids.append(token_id)
+                rows.append(self._runner.run_batch(DecodeBatch((sequence.seq_id,)), sequences)[0])
+        finally:
+            self._runner.release(sequence.seq_id)
+        return torch.stack(rows)
+
+    def check_integrity(self) -> None:
+        """Check the invariants of the KV store; raises `KVCacheError`."""
+        self._manager.check_integrity()
+
+    def _execute(self, plan: StepPlan) -> StepResult:
+        """Run both halves of a plan; what raises fails the sequences it touched and no others."""
+        tokens: dict[int, int] = {}
+        failures: dict[int, str] = {}
+        if plan.prefill is not None:
+            try:
+                self._read(plan.prefill, tokens, failures)
+            except Exception as error:
+                _logger.exception("prefill slice failed")
+                failures.update(dict.fromkeys(plan.prefill.touched_ids, _describe(error)))
+        if plan.decode is not None:
+            rows = [self._sequences[seq_id] for seq_id in plan.decode.seq_ids]
+            try:
+                logits = self._runner.run_batch(plan.decode, self._sequences)
+                self._runner.sample(logits, rows, tokens, failures)
+            except Exception as error:
+                _logger.exception("decode step failed")
+                failures.update(dict.fromkeys(plan.decode.seq_ids, _describe(error)))
+        return StepResult(tokens, failures)
+
+    def _read(self, part: PrefillSlice, tokens: dict[int, int], failures: dict[int, str]) -> None:
+        """Run one prefill slice; the last one gives each choice its first token."""
+        group = [self._sequences[seq_id] for seq_id in part.touched_ids]
+        if part.is_first:
+            for sequence in group:
+                sequence.prefill_start_s = time.monotonic()
+        logits = self._runner.run_slice(part, self._sequences)
+        if logits is None:
+            return
+        state = self._requests[group[0].request_id]
+        state.report = self._runner.take_report(part.seq_id)
+        self._tell("on_prompt_compressed", state.request_id, state.report)
+        self._runner.sample(logits.expand(len(group), -1), group, tokens, failures)
+
+    def _read_alone(self, sequence: Sequence) -> Tensor:
+        """Read a prompt outside the queue; returns the logits of its last token."""
+        scheduler = self._new_scheduler()
+        scheduler.add((sequence,))
+        while True:
+            plan = scheduler.plan()
+            assert plan.prefill is not None, "the only sequence has not been read yet"
+            logits = self._runner.run_slice(plan.prefill, {sequence.seq_id: sequence})
+            if logits is not None:
+                return logits
+            scheduler.commit(plan, StepResult())
+
+    def _token_event(self, sequence: Sequence, token_id: int) -> TokenEvent:
+        state = self._requests[sequence.request_id]
+        text, is_stopped = state.push(sequence, token_id)
+        if is_stopped:
+            self._scheduler.drop((sequence,), FinishReason.STOP)
+            # A stop string that the very last token completed ends the answer as one before it.
+            sequence.finish_reason = FinishReason.STOP
+        event = state.event(sequence, text, (token_id,))
+        self._clean_up(sequence, event)
+        return event
+
+    def _end(
+        self, group: tuple[Sequence, ...], reason: FinishReason, error: str | None = None
+    ) -> list[TokenEvent]:
+        """End sequences that are still going, and tell their listeners."""
+        going = tuple(sequence for sequence in group if sequence.finish_reason is None)
+        state = self._requests[group[0].request_id]
+        self._scheduler.drop(going, reason)
+        events = []
+        for sequence in going:
+            event = state.event(sequence, error=error)
+            self._clean_up(sequence, event)
+            events.append(event)
+        return events
+
+    def _clean_up(self, sequence: Sequence, event: TokenEvent) -> None:
+        """Free what a finished sequence held, and forget its request after its last event."""
+        if event.finish_reason is not None:
+            self._runner.release(sequence.seq_id)
+            del self._sequences[sequence.seq_id]
+        if event.summary is not None:
+            del self._requests[event.request_id]
+            self._tell("on_request_finished", event.summary)
+
+    def _tell(self, method: str, *arguments: object) -> None:
+        """Call the observer; its failure is its own."""
+        if self.observer is None:
+            return
+        try:
+            getattr(self.observer, method)(*arguments)
+        except Exception:
+            _logger.exception("the observer failed in %s", method)
+
+    def _new_scheduler(self) -> Scheduler:
+        return Scheduler(
+            num_layers=self.spec.num_layers,
+            max_num_seqs=self.config.max_num_seqs,
+            max_num_waiting=self.config.max_num_waiting,
+            prefill_chunk_tokens=self.config.prefill_chunk_tokens,
+            eos_token_ids=self.spec.eos_token_ids,
+        )
+
+
+def _describe(error: Exception) -> str:
+    """Say what failed without a stack trace; it is sent to the caller."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return "the device ran out of memory in a step of this request"
+    return f"a step of this request failed ({type(error).__name__})"

@@ -1,0 +1,159 @@
+"""One prompt being read: all its tokens through a layer, then the next layer (ADR 0002)."""
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from snapkv_core.attention.base import AttentionBackend
+from snapkv_core.compression.policies import select_layer
+from snapkv_core.compression.selection import KeptTokens
+from snapkv_core.engine.step_plan import PrefillSlice
+from snapkv_core.events import CompressionReport, KeptTokenCounts, SkipReason
+from snapkv_core.kv_cache.manager import KVCacheManager
+from snapkv_core.models.decoder import LayeredDecoder
+from snapkv_core.models.spec import ModelSpec
+from snapkv_core.sequence import Sequence
+
+_BATCH: Final = 0  # a prompt is read alone, so the batch dimension is always 1
+
+
+class PrefillCursor:
+    """State between the slices of one prompt.
+
+    ```text
+    hidden            [prompt_len, hidden_size]   of the layer being run, replaced chunk by chunk
+    keys, values      [num_kv_heads, prompt_len, head_dim]   of that layer only, then reused
+    window_queries    [num_q_heads, window_size, head_dim]   of that layer, across chunk borders
+    ```
+
+    So at most one layer's full KV exists, whatever the number of layers. Only the engine thread
+    uses it.
+    """
+
+    def __init__(
+        self,
+        sequence: Sequence,
+        spec: ModelSpec,
+        decoder: LayeredDecoder,
+        backend: AttentionBackend,
+        manager: KVCacheManager,
+    ) -> None:
+        self._sequence = sequence
+        self._spec = spec
+        self._decoder = decoder
+        self._backend = backend
+        self._manager = manager
+        num_tokens = sequence.num_prompt_tokens
+        self._compresses = sequence.compression.compresses(num_tokens)
+        token_ids = torch.tensor([sequence.prompt_ids], device=decoder.device)
+        positions = torch.arange(num_tokens, device=decoder.device)[None]
+        # A copy: embeddings of a model may be views of its weights, and this one is written to.
+        self._hidden = decoder.embed(token_ids).clone()
+        self._rotation = decoder.rotate(self._hidden, positions)
+        self._keys = self._hidden.new_empty(spec.num_kv_heads, num_tokens, spec.head_dim)
+        self._values = torch.empty_like(self._keys)
+        window = sequence.compression.window_size if self._compresses else 0
+        self._window_start = num_tokens - window
+        self._window_queries = self._hidden.new_empty(spec.num_q_heads, window, spec.head_dim)
+        self._masses: list[Tensor] = []
+        self._kept_counts: list[Tensor] = []
+        self._slice: PrefillSlice | None = None
+
+    @property
+    def num_positions(self) -> int:
+        """Positions that attention may span; see `AttentionContext`."""
+        return self._sequence.num_prompt_tokens
+
+    def run(self, part: PrefillSlice) -> None:
+        """Run one slice; after a layer's last token its KV is compressed and stored."""
+        self._slice = part
+        chunk = slice(part.token_start, part.token_end)
+        cos, sin = self._rotation
+        self._hidden[:, chunk] = self._decoder.run_layer(
+            part.layer_idx, self._hidden[:, chunk], (cos[:, chunk], sin[:, chunk]), self
+        )
+
+    def attend(
+        self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float
+    ) -> Tensor:
+        """Append the chunk's KV to the layer's buffer and attend to all of it so far."""
+        part = self._slice
+        assert part is not None, "attend() is called by a layer that run() started"
+        start, end = part.token_start, part.token_end
+        self._keys[:, start:end] = key[_BATCH]
+        self._values[:, start:end] = value[_BATCH]
+        if end > self._window_start:
+            first = max(start, self._window_start)
+            at = slice(first - self._window_start, end - self._window_start)
+            self._window_queries[:, at] = query[_BATCH, :, first - start :]
+        output = self._backend.prefill(
+            query[_BATCH], self._keys[:, :end], self._values[:, :end], scaling=scaling
+        )
+        if end == self._sequence.num_prompt_tokens:
+            self._store_layer(layer_idx, scaling)
+        return output[None]
+
+    def last_logits(self) -> Tensor:
+        """Return the logits of the prompt's last token, `[vocab_size]`, float32."""
+        return self._decoder.logits(self._hidden[_BATCH, -1:])[0]
+
+    def report(self) -> CompressionReport:
+        """Say what compression did, once all layers are stored."""
+        sequence, layout = self._sequence, self._manager.layout
+        num_tokens = sequence.num_prompt_tokens
+        skipped: SkipReason | None = None
+        if not self._compresses:
+            is_full = sequence.compression.method == "full"
+            skipped = "method_full" if is_full else "prompt_fits_capacity"
+        return CompressionReport(
+            method=sequence.compression.method,
+            original_entries=num_tokens,
+            compressed_entries=self._manager.prompt_entries(sequence.seq_id),
+            original_bytes=num_tokens * layout.token_bytes,
+            compressed_bytes=self._manager.prompt_bytes(sequence.seq_id),
+            kept_attention_mass=float(torch.stack(self._masses).mean()) if self._masses else 1.0,
+            skipped=skipped,
+            kept_counts=self._explain() if sequence.explain else None,
+        )
+
+    def _store_layer(self, layer_idx: int, scaling: float) -> None:
+        sequence = self._sequence
+        if not self._compresses:
+            self._manager.write_layer(sequence.seq_id, layer_idx, self._keys, self._values)
+            return
+        selection = select_layer(
+            sequence.compression, self._window_queries, self._keys, scaling=scaling
+        )
+        self._masses.append(selection.kept_attention_mass)
+        if sequence.explain:
+            self._kept_counts.append(_count_heads(selection.kept, sequence.num_prompt_tokens))
+        self._manager.write_layer(
+            sequence.seq_id,
+            layer_idx,
+            self._keys,
+            self._values,
+            kept_indices=selection.kept.indices,
+            kept_lens=selection.kept.lengths,
+        )
+
+    def _explain(self) -> KeptTokenCounts:
+        spec, num_tokens = self._spec, self._sequence.num_prompt_tokens
+        if self._compresses:
+            counts = torch.stack(self._kept_counts).cpu()
+        else:
+            counts = torch.full((spec.num_layers, num_tokens), spec.num_kv_heads)
+        return KeptTokenCounts(
+            per_layer=tuple(bytes(layer) for layer in counts.tolist()),
+            num_kv_heads=spec.num_kv_heads,
+            total=tuple(counts.sum(dim=0).tolist()),
+        )
+
+
+def _count_heads(kept: KeptTokens, num_tokens: int) -> Tensor:
+    """Return how many KV heads kept each prompt token, `[num_tokens]`, int64."""
+    max_kept = kept.indices.shape[1]
+    counts = (torch.arange(max_kept) < kept.lengths[:, None]).to(kept.indices)
+    return torch.zeros(num_tokens, dtype=torch.int64, device=kept.indices.device).scatter_add_(
+        0, kept.indices.flatten(), counts.flatten()
+    )

@@ -1,0 +1,93 @@
+"""One request inside the engine: its sequences, their text so far, and its events."""
+
+import time
+
+from snapkv_core.engine.detokenizer import Detokenizer
+from snapkv_core.events import (
+    CompressionReport,
+    GenerationRequest,
+    RequestSummary,
+    RequestTimings,
+    TokenEvent,
+)
+from snapkv_core.models.tokenizer import Tokenizer
+from snapkv_core.sequence import FinishReason, Sequence, SequenceStatus
+
+
+class RequestState:
+    """Turns the tokens of one request into events; the engine thread owns it."""
+
+    def __init__(
+        self, request: GenerationRequest, group: tuple[Sequence, ...], tokenizer: Tokenizer
+    ) -> None:
+        self.request_id = request.request_id
+        self.group = group
+        self.report: CompressionReport | None = None
+        self._open_choices = {sequence.choice_index for sequence in group}
+        self._detokenizers = [
+            Detokenizer(tokenizer.decode, sequence.prompt_ids, sequence.sampling.stop)
+            for sequence in group
+        ]
+
+    def push(self, sequence: Sequence, token_id: int) -> tuple[str, bool]:
+        """Take a choice's next token.
+
+        Returns:
+            The text that became certain, and whether a stop string ended the choice.
+        """
+        detokenizer = self._detokenizers[sequence.choice_index]
+        if sequence.first_token_s is None:
+            sequence.first_token_s = time.monotonic()
+        # The token that ends an answer is no part of its text, whatever the tokenizer makes of it.
+        text = "" if sequence.finish_reason is FinishReason.STOP else detokenizer.push(token_id)
+        if sequence.status is SequenceStatus.FINISHED:
+            text += detokenizer.finish()
+        return text, detokenizer.is_stopped
+
+    def event(
+        self,
+        sequence: Sequence,
+        text: str = "",
+        token_ids: tuple[int, ...] = (),
+        *,
+        error: str | None = None,
+    ) -> TokenEvent:
+        """Build a choice's event; the last one of the last choice carries the summary."""
+        # Counted by events: several choices may end in one step, and each still gets its own.
+        if sequence.status is SequenceStatus.FINISHED:
+            self._open_choices.discard(sequence.choice_index)
+        return TokenEvent(
+            request_id=self.request_id,
+            choice_index=sequence.choice_index,
+            text=text,
+            token_ids=token_ids,
+            finish_reason=sequence.finish_reason,
+            summary=None if self._open_choices else self._summary(),
+            error=error,
+        )
+
+    def _summary(self) -> RequestSummary:
+        return RequestSummary(
+            request_id=self.request_id,
+            num_prompt_tokens=self.group[0].num_prompt_tokens,
+            num_output_tokens=sum(len(sequence.output_ids) for sequence in self.group),
+            finish_reasons=tuple(
+                sequence.finish_reason or FinishReason.ABORT for sequence in self.group
+            ),
+            compression=self.report,
+            timings=self._timings(),
+        )
+
+    def _timings(self) -> RequestTimings:
+        """Times up to now; a stage that was never reached took no time."""
+        end = time.monotonic()
+        leader = self.group[0]
+        prefill_start = leader.prefill_start_s or end
+        first_token = leader.first_token_s or end
+        return RequestTimings(
+            queue_ms=(prefill_start - leader.arrival_s) * 1e3,
+            prefill_ms=(first_token - prefill_start) * 1e3,
+            decode_ms=(end - first_token) * 1e3,
+            time_to_first_token_ms=(first_token - leader.arrival_s) * 1e3,
+            total_ms=(end - leader.arrival_s) * 1e3,
+        )

@@ -1,0 +1,67 @@
+"""Messages between scheduler and model runner: ids and counts, no tensors."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillSlice:
+    """One token chunk of one prompt through one layer.
+
+    Attributes:
+        seq_id: The sequence whose prompt is read.
+        layer_idx: Layer that the chunk goes through.
+        token_start: First token of the chunk.
+        token_end: Token after its last.
+        sibling_ids: Further choices of the same request, given copies of the KV at the end.
+        is_first: Whether reading of the prompt begins here.
+        is_last: Whether it ends here, so that the first token is sampled.
+    """
+
+    seq_id: int
+    layer_idx: int
+    token_start: int
+    token_end: int
+    sibling_ids: tuple[int, ...]
+    is_first: bool
+    is_last: bool
+
+    @property
+    def touched_ids(self) -> tuple[int, ...]:
+        """Every sequence that fails when this slice fails."""
+        return (self.seq_id, *self.sibling_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeBatch:
+    """Sequences that each get their next token.
+
+    Attributes:
+        seq_ids: One per row.
+    """
+
+    seq_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What one engine step runs: at most one prefill slice, at most one decode batch.
+
+    The scheduler builds it, the model runner reads it, nobody changes it.
+    """
+
+    prefill: PrefillSlice | None
+    decode: DecodeBatch | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step gave.
+
+    Attributes:
+        token_ids: Next token of each sequence that got one.
+        failures: What went wrong, for each sequence that cannot go on.
+    """
+
+    token_ids: Mapping[int, int] = field(default_factory=dict)
+    failures: Mapping[int, str] = field(default_factory=dict)

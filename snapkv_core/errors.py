@@ -1,0 +1,81 @@
+"""The exception tree of the core; it knows no HTTP status and imports nothing.
+
+```text
+SnapKVError
+├── InvalidParameterError   a caller's value is wrong (also a ValueError)
+│   └── PromptTooLongError  the prompt does not fit the model's context
+├── QueueFullError          no room to wait; try again later
+├── EngineStoppedError      the engine is draining, stopped or dead
+├── GenerationFailedError   a step raised while this sequence was in it
+├── ModelLoadError          the model cannot be served; raised at start only
+└── KVCacheError            an invariant of the KV store was broken: our bug
+```
+"""
+
+
+class SnapKVError(Exception):
+    """Base of everything the core raises on purpose."""
+
+
+class InvalidParameterError(SnapKVError, ValueError):
+    """A value that the caller sent is not acceptable.
+
+    Attributes:
+        field: Name of the offending parameter, as the caller spelled it.
+        reason: What is wrong with it, in one sentence.
+    """
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"{field}: {reason}")
+        self.field = field
+        self.reason = reason
+
+
+class PromptTooLongError(InvalidParameterError):
+    """The prompt, or the prompt and the tokens asked for, exceed the model's context.
+
+    Attributes:
+        num_prompt_tokens: Tokens of the prompt as the model counts them.
+        max_model_len: Tokens that prompt and answer may have together.
+    """
+
+    def __init__(
+        self, field: str, *, num_prompt_tokens: int, max_new_tokens: int, max_model_len: int
+    ) -> None:
+        super().__init__(
+            field,
+            f"the prompt has {num_prompt_tokens} tokens and {max_new_tokens} more were asked for; "
+            f"the model's context holds {max_model_len}",
+        )
+        self.num_prompt_tokens = num_prompt_tokens
+        self.max_new_tokens = max_new_tokens
+        self.max_model_len = max_model_len
+
+
+class QueueFullError(SnapKVError):
+    """The waiting queue is full.
+
+    Attributes:
+        retry_after_s: Seconds after which trying again is sensible.
+    """
+
+    def __init__(self, num_waiting: int, retry_after_s: float) -> None:
+        super().__init__(f"{num_waiting} requests are waiting already; try again later")
+        self.num_waiting = num_waiting
+        self.retry_after_s = retry_after_s
+
+
+class EngineStoppedError(SnapKVError):
+    """The engine takes no requests: it is draining, stopped, or its thread died."""
+
+
+class GenerationFailedError(SnapKVError):
+    """A step failed while this request was part of it; other requests are untouched."""
+
+
+class ModelLoadError(SnapKVError):
+    """The model cannot be served; the message says what to change."""
+
+
+class KVCacheError(SnapKVError):
+    """The KV store was asked for something its bookkeeping forbids; a bug of ours, not load."""

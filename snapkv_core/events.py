@@ -1,0 +1,193 @@
+"""What the engine tells the outside: plain frozen data, and the observer it may be told through."""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from snapkv_core.config import CompressionConfig
+from snapkv_core.sampling_params import SamplingParams
+from snapkv_core.sequence import FinishReason
+
+SkipReason = Literal["prompt_fits_capacity", "method_full"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One message of a conversation, for the model's chat template."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """A request as the engine takes it; texts and ids only, so it can cross a process.
+
+    Attributes:
+        request_id: Name of the request in events and logs.
+        prompt: Raw text, token ids, or messages for the chat template.
+        sampling: How tokens are chosen.
+        compression: How the prompt's KV cache is compressed.
+        explain: Report how many layer-heads kept each prompt token.
+    """
+
+    request_id: str
+    prompt: str | tuple[int, ...] | tuple[ChatMessage, ...]
+    sampling: SamplingParams
+    compression: CompressionConfig
+    explain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KeptTokenCounts:
+    """How many KV heads kept each prompt token.
+
+    Attributes:
+        per_layer: One `bytes` per layer, a byte per prompt token, the KV heads that kept it.
+        num_kv_heads: The most a byte of `per_layer` can be.
+        total: Sum over layers, one number per prompt token.
+    """
+
+    per_layer: tuple[bytes, ...]
+    num_kv_heads: int
+    total: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CompressionReport:
+    """What compression did to one prompt's KV cache.
+
+    Attributes:
+        method: Policy that was asked for.
+        original_entries: Prompt tokens per layer and KV head before.
+        compressed_entries: The same after; the mean where layers or heads differ.
+        original_bytes: Bytes of the prompt's K and V in all layers before.
+        compressed_bytes: Bytes of the K and V that are kept.
+        kept_attention_mass: Share of the observation window's attention to the prefix that the
+            kept prefix tokens hold, mean over layers and KV heads; 1.0 when nothing was dropped.
+        skipped: Why nothing was dropped, or None when something was.
+        kept_counts: Per-token detail, when the request asked to `explain`.
+    """
+
+    method: str
+    original_entries: int
+    compressed_entries: float
+    original_bytes: int
+    compressed_bytes: int
+    kept_attention_mass: float
+    skipped: SkipReason | None
+    kept_counts: KeptTokenCounts | None = None
+
+    @property
+    def compression_ratio(self) -> float:
+        """Original over compressed entries; 20.0 means twenty times smaller."""
+        return self.original_entries / self.compressed_entries
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTimings:
+    """Measured times of one request, milliseconds.
+
+    Attributes:
+        queue_ms: Submission until the first prefill slice.
+        prefill_ms: First prefill slice until the first token.
+        decode_ms: First token until the last of all choices.
+        time_to_first_token_ms: Submission until the first token.
+        total_ms: Submission until the end.
+    """
+
+    queue_ms: float
+    prefill_ms: float
+    decode_ms: float
+    time_to_first_token_ms: float
+    total_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSummary:
+    """The whole of a finished request.
+
+    Attributes:
+        request_id: Name of the request.
+        num_prompt_tokens: Tokens of the prompt.
+        num_output_tokens: Tokens generated, summed over the choices.
+        finish_reasons: One per choice.
+        compression: What happened to the KV cache; None when the prompt was never read to its end.
+        timings: Measured times.
+    """
+
+    request_id: str
+    num_prompt_tokens: int
+    num_output_tokens: int
+    finish_reasons: tuple[FinishReason, ...]
+    compression: CompressionReport | None
+    timings: RequestTimings
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """A piece of one choice's answer.
+
+    Attributes:
+        request_id: The request it belongs to.
+        choice_index: Which of its `n` answers.
+        text: New text, never half a character and never part of a stop string; may be empty.
+        token_ids: Tokens that became final with this piece.
+        finish_reason: Set on the choice's last event.
+        summary: Set on the request's last event.
+        error: What went wrong, when `finish_reason` is `error`.
+    """
+
+    request_id: str
+    choice_index: int
+    text: str
+    token_ids: tuple[int, ...] = ()
+    finish_reason: FinishReason | None = None
+    summary: RequestSummary | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """The whole answer to one request, for callers that do not stream.
+
+    Attributes:
+        texts: One per choice.
+        token_ids: One tuple per choice, the end-of-sequence token included.
+        summary: Counts, report and timings.
+    """
+
+    texts: tuple[str, ...]
+    token_ids: tuple[tuple[int, ...], ...]
+    summary: RequestSummary
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """The engine at one moment.
+
+    Attributes:
+        num_waiting: Requests that wait for memory or for their turn.
+        num_running: Sequences being read or generated.
+        kv_bytes: Bytes of KV cache allocated to sequences.
+        last_step_age_s: Seconds since the loop last turned, or since start; small when idle.
+        is_alive: Whether the engine thread runs and takes work.
+    """
+
+    num_waiting: int
+    num_running: int
+    kv_bytes: int
+    last_step_age_s: float
+    is_alive: bool
+
+
+class EngineObserver(Protocol):
+    """Told of what happened, on the engine thread: be quick; exceptions are logged and dropped."""
+
+    def on_prompt_compressed(self, request_id: str, report: CompressionReport) -> None:
+        """Take the report of a prompt that has just been read to its end."""
+
+    def on_request_finished(self, summary: RequestSummary) -> None:
+        """Take the summary of a request that ended, for whatever reason."""
+
+    def on_step(self, step_s: float, num_decoded: int, num_prefill_tokens: int) -> None:
+        """Take one step's duration and how many tokens it decoded and read."""

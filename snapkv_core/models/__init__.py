@@ -1,0 +1,1 @@
+"""Models and tokenizers: the only place that imports transformers."""

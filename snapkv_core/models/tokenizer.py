@@ -1,0 +1,78 @@
+"""Text to token ids and back, and the chat template."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from jinja2 import TemplateError
+
+from snapkv_core.errors import InvalidParameterError
+from snapkv_core.events import ChatMessage
+
+
+class Tokenizer(Protocol):
+    """What the engine asks of a tokenizer; called from several threads at once."""
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Turn text into ids; `add_special_tokens` adds what the model expects around a prompt."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Turn ids into text without special tokens; bytes that are no character are U+FFFD."""
+
+    def render_chat(self, messages: Sequence[ChatMessage]) -> str:
+        """Render a conversation with the model's template, ready for the assistant's turn.
+
+        Raises:
+            InvalidParameterError: The model has no template, or it refuses these messages.
+        """
+
+
+class HFTokenizer:
+    """`Tokenizer` over a transformers tokenizer.
+
+    A fast one is called through its Rust core: the Python wrapper sets truncation on that core
+    in each call, which raises "Already borrowed" when two threads meet.
+    """
+
+    def __init__(self, tokenizer: Any, eos_token_ids: frozenset[int] = frozenset()) -> None:
+        self._tokenizer = tokenizer
+        self._backend = getattr(tokenizer, "backend_tokenizer", None)
+        own = tokenizer.eos_token_id
+        self._eos_token_ids = eos_token_ids | (frozenset() if own is None else frozenset({own}))
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Tokens that end an answer: the model's generation config and the tokenizer's own."""
+        return self._eos_token_ids
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """See `Tokenizer.encode`."""
+        if self._backend is None:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            return ids
+        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """See `Tokenizer.decode`."""
+        if self._backend is None:
+            return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+        return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
+
+    def render_chat(self, messages: Sequence[ChatMessage]) -> str:
+        """See `Tokenizer.render_chat`."""
+        if not self._tokenizer.chat_template:
+            raise InvalidParameterError("messages", "this model has no chat template; send prompt")
+        turns = [{"role": message.role, "content": message.content} for message in messages]
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    turns, tokenize=False, add_generation_prompt=True
+                )
+            )
+        except (TemplateError, TypeError, ValueError) as error:
+            raise InvalidParameterError(
+                "messages", f"the model's chat template refuses them: {error}"
+            ) from error
