@@ -1,0 +1,14 @@
+"""The metrics page for Prometheus."""
+
+from fastapi import APIRouter, Response
+
+from app.api.dependencies import Parts
+from app.telemetry.metrics import CONTENT_TYPE
+
+router = APIRouter(tags=["metrics"])
+
+
+@router.get("/metrics", summary="Metrics for Prometheus", response_class=Response)
+async def metrics(parts: Parts) -> Response:
+    """Answer with every metric in Prometheus' text format."""
+    return Response(parts.metrics.render(), headers={"Content-Type": CONTENT_TYPE})

@@ -1,0 +1,1 @@
+"""Bodies that go over HTTP, as pydantic models."""

@@ -1,0 +1,309 @@
+"""Request and answer of `POST /generate`; types here, ranges in the core's own classes."""
+
+import base64
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    model_validator,
+)
+
+from app.services.generation import GenerationInput, GenerationResult
+from snapkv_core import (
+    COMPRESSION_METHODS,
+    POOLINGS,
+    PROFILES,
+    ChatMessage,
+    CompressionReport,
+    FinishReason,
+    RequestSummary,
+)
+
+
+def _require_unicode(text: str) -> str:
+    # JSON can spell half a surrogate pair; no tokenizer and no UTF-8 answer can.
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ValueError("must be valid Unicode text, without lone surrogates") from None
+    return text
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Text = Annotated[str, AfterValidator(_require_unicode)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class MessageBody(BaseModel):
+    """One message of a conversation."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    role: Annotated[Text, StringConstraints(min_length=1, max_length=64)] = Field(
+        description="`system`, `user`, `assistant` or what else the model's template knows."
+    )
+    content: Text = Field(description="What was said.")
+
+
+class GenerateRequest(BaseModel):
+    """A prompt, how to continue it and how to compress its KV cache."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        json_schema_extra={
+            "example": {
+                "prompt": "The capital of France is",
+                "max_new_tokens": 16,
+                "max_capacity_prompt": 1024,
+                "window_size": 32,
+                "kernel_size": 7,
+            }
+        },
+    )
+
+    prompt: Annotated[Text, StringConstraints(min_length=1)] | None = Field(
+        None, description="Text to continue; exactly one of `prompt` and `messages`."
+    )
+    messages: Annotated[list[MessageBody], Field(min_length=1)] | None = Field(
+        None, description="Conversation to continue, through the model's chat template."
+    )
+    max_new_tokens: int | None = Field(
+        None, description="Longest answer in tokens; null takes the server's default."
+    )
+    temperature: Number = Field(0.0, description="0 is greedy; randomness grows with it.")
+    top_p: Number = Field(
+        1.0, description="Sample from the smallest set of tokens with this probability."
+    )
+    top_k: int = Field(0, description="Sample from this many likeliest tokens; 0 is no limit.")
+    seed: int | None = Field(
+        None, description="Same seed, same answer; null draws one per request."
+    )
+    n: int = Field(1, description="Answers to generate.")
+    stop: Annotated[list[Text], BeforeValidator(_as_list)] | None = Field(
+        None,
+        description="String or strings that end the answer; it contains none of them.",
+        json_schema_extra={
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "string"}},
+                {"type": "null"},
+            ]
+        },
+    )
+    stream: bool = Field(False, description="Answer with server-sent events.")
+    ignore_eos: bool = Field(False, description="Go on after an end-of-sequence token.")
+    method: str | None = Field(
+        None,
+        description="Compression method.",
+        json_schema_extra={"enum": [*COMPRESSION_METHODS, None]},
+    )
+    max_capacity_prompt: int | None = Field(
+        None, description="Prompt tokens kept per layer and KV head, the window counted in."
+    )
+    window_size: int | None = Field(
+        None, description="Last prompt tokens, which score the rest and are always kept."
+    )
+    kernel_size: int | None = Field(
+        None, description="Width of the pooling over scores, odd; 1 turns it off."
+    )
+    pooling: str | None = Field(
+        None, description="Kind of pooling.", json_schema_extra={"enum": [*POOLINGS, None]}
+    )
+    profile: str | None = Field(
+        None,
+        description="Named set of compression knobs; knobs given beside it win.",
+        json_schema_extra={"enum": [*PROFILES, None]},
+    )
+    explain: bool = Field(False, description="Report which prompt tokens were kept.")
+
+    @model_validator(mode="after")
+    def _check_one_input(self) -> "GenerateRequest":
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("exactly one of prompt and messages must be given")
+        return self
+
+    def to_input(self) -> GenerationInput:
+        """Return what the service takes."""
+        messages = tuple(ChatMessage(m.role, m.content) for m in self.messages or ())
+        return GenerationInput(
+            prompt=messages if self.prompt is None else self.prompt,
+            sampling={
+                "max_new_tokens": self.max_new_tokens,
+                "temperature": self.temperature,
+                "top_p": self.top_p,
+                "top_k": self.top_k,
+                "seed": self.seed,
+                "n": self.n,
+                "stop": tuple(self.stop or ()),
+                "ignore_eos": self.ignore_eos,
+            },
+            knobs={
+                "method": self.method,
+                "max_capacity_prompt": self.max_capacity_prompt,
+                "window_size": self.window_size,
+                "kernel_size": self.kernel_size,
+                "pooling": self.pooling,
+            },
+            profile=self.profile,
+            explain=self.explain,
+        )
+
+
+class Usage(BaseModel):
+    """Tokens of a request."""
+
+    prompt_tokens: int
+    completion_tokens: int = Field(description="Sum over all answers.")
+    total_tokens: int
+
+
+class KVCacheInfo(BaseModel):
+    """What compression did to the prompt's KV cache."""
+
+    method: str
+    original_entries: int = Field(description="Tokens per layer and KV head before.")
+    compressed_entries: float = Field(description="The same after; a mean where they differ.")
+    compression_ratio: float = Field(description="Original over compressed; 20 is 20 times less.")
+    original_bytes: int
+    compressed_bytes: int
+    kept_attention_mass: float = Field(
+        description="Share of the window's attention to the prefix that kept tokens hold."
+    )
+    skipped: str | None = Field(description="Why nothing was dropped, or null.")
+
+
+class Timings(BaseModel):
+    """Measured times in milliseconds."""
+
+    queue_ms: float
+    prefill_ms: float
+    decode_ms: float
+    time_to_first_token_ms: float
+    total_ms: float
+
+
+class Explanation(BaseModel):
+    """Which prompt tokens were kept."""
+
+    num_kv_heads: int = Field(description="The most a byte of `layer_kept_counts` can be.")
+    kept_counts: list[int] = Field(
+        description="Per prompt token, the KV heads that kept it, summed over layers."
+    )
+    layer_kept_counts: list[str] = Field(
+        description="Per layer, base64 of one byte per prompt token: the KV heads that kept it."
+    )
+
+
+class Choice(BaseModel):
+    """One of several answers; `text` is absent in a stream, which sent it already."""
+
+    index: int
+    text: str = ""
+    finish_reason: FinishReason
+
+
+class Outcome(BaseModel):
+    """What is known when a request has ended: the common part of an answer and a last event."""
+
+    id: str = Field(description="Name of the request, as in the X-Request-Id header.")
+    model: str
+    text: str = Field(description="The answer, the first one if there are several.")
+    finish_reason: FinishReason
+    usage: Usage
+    kv_cache: KVCacheInfo | None
+    timings: Timings
+    explain: Explanation | None = Field(default=None, description="Only if it was asked for.")
+    choices: list[Choice] | None = Field(default=None, description="Only if `n` is above 1.")
+
+
+class GenerateResponse(Outcome):
+    """The answer of `POST /generate`."""
+
+
+class StreamPiece(BaseModel):
+    """An event of a stream: some new text of one answer."""
+
+    id: str
+    index: int = Field(default=0, description="Which of the answers; only if `n` is above 1.")
+    text: str
+    finish_reason: FinishReason | None = Field(
+        default=None, description="On the last piece of an answer; only if `n` is above 1."
+    )
+
+
+def to_response(result: GenerationResult) -> GenerateResponse:
+    """Build the JSON answer; fields that do not apply are left unset."""
+    choices = [
+        Choice(index=choice.index, text=choice.text, finish_reason=choice.finish_reason)
+        for choice in result.choices
+    ]
+    return GenerateResponse(
+        text=result.choices[0].text,
+        **_outcome_fields(result.request_id, result.model, result.summary),
+        **({"choices": choices} if len(choices) > 1 else {}),
+    )
+
+
+def to_last_event(request_id: str, model: str, summary: RequestSummary) -> Outcome:
+    """Build the last event of a stream, whose text was sent before."""
+    choices = [
+        Choice(index=index, finish_reason=reason)
+        for index, reason in enumerate(summary.finish_reasons)
+    ]
+    return Outcome(
+        text="",
+        **_outcome_fields(request_id, model, summary),
+        **({"choices": choices} if len(choices) > 1 else {}),
+    )
+
+
+def _outcome_fields(request_id: str, model: str, summary: RequestSummary) -> dict[str, Any]:
+    timings, report = summary.timings, summary.compression
+    fields: dict[str, Any] = {
+        "id": request_id,
+        "model": model,
+        "finish_reason": summary.finish_reasons[0],
+        "usage": Usage(
+            prompt_tokens=summary.num_prompt_tokens,
+            completion_tokens=summary.num_output_tokens,
+            total_tokens=summary.num_prompt_tokens + summary.num_output_tokens,
+        ),
+        "kv_cache": None if report is None else _kv_cache(report),
+        "timings": Timings(
+            queue_ms=timings.queue_ms,
+            prefill_ms=timings.prefill_ms,
+            decode_ms=timings.decode_ms,
+            time_to_first_token_ms=timings.time_to_first_token_ms,
+            total_ms=timings.total_ms,
+        ),
+    }
+    if report is not None and report.kept_counts is not None:
+        counts = report.kept_counts
+        fields["explain"] = Explanation(
+            num_kv_heads=counts.num_kv_heads,
+            kept_counts=list(counts.total),
+            layer_kept_counts=[base64.b64encode(row).decode("ascii") for row in counts.per_layer],
+        )
+    return fields
+
+
+def _kv_cache(report: CompressionReport) -> KVCacheInfo:
+    return KVCacheInfo(
+        method=report.method,
+        original_entries=report.original_entries,
+        compressed_entries=report.compressed_entries,
+        compression_ratio=report.compression_ratio,
+        original_bytes=report.original_bytes,
+        compressed_bytes=report.compressed_bytes,
+        kept_attention_mass=report.kept_attention_mass,
+        skipped=report.skipped,
+    )

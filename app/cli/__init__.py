@@ -1,0 +1,5 @@
+"""The `snapkv` command."""
+
+from app.cli.commands import main
+
+__all__ = ["main"]

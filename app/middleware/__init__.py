@@ -1,0 +1,1 @@
+"""ASGI middleware: wraps every request, knows no route."""

@@ -1,0 +1,71 @@
+"""Logs and counts every HTTP request, by its route and never by its full address."""
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.telemetry.logging import HTTP_REQUEST
+
+UNMATCHED_ROUTE: Final = "unmatched"
+
+_OUTCOMES: Final = {413: "rejected", 429: "rejected", 499: "aborted", 503: "rejected"}
+_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+_log = structlog.get_logger("snapkv.http")
+
+
+class RequestLogMiddleware:
+    """Tells `on_request` and the log what became of each request.
+
+    A route that knows better than its status code, such as a stream that failed after its first
+    byte, sets `outcome` in the request's state.
+    """
+
+    def __init__(self, app: ASGIApp, on_request: Callable[[str, str, float], None]) -> None:
+        """Wrap `app`; `on_request` takes route, outcome and seconds."""
+        self._app = app
+        self._on_request = on_request
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started_s = time.monotonic()
+        state = scope.setdefault("state", {})
+        # The status of a request whose handler was cancelled before it answered.
+        status = 499
+
+        async def send_watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_watched)
+        finally:
+            duration_s = time.monotonic() - started_s
+            route = getattr(scope.get("route"), "path", UNMATCHED_ROUTE)
+            outcome = state.get("outcome") or _outcome(status)
+            self._on_request(route, outcome, duration_s)
+            _log.info(
+                HTTP_REQUEST,
+                request_id=state.get("request_id"),
+                method=scope["method"] if scope["method"] in _METHODS else "OTHER",
+                route=route,
+                status=status,
+                outcome=outcome,
+                duration_ms=round(duration_s * 1_000, 3),
+            )
+
+
+def _outcome(status: int) -> str:
+    if status in _OUTCOMES:
+        return _OUTCOMES[status]
+    if status < 400:
+        return "success"
+    return "invalid" if status < 500 else "error"

@@ -1,0 +1,1 @@
+"""What the service does with a request, independent of HTTP."""

@@ -1,0 +1,292 @@
+"""Turns a caller's values into a core request, follows its events and logs what came of it.
+
+It knows no HTTP: callers map its errors and results to whatever they speak.
+"""
+
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from app.services.ports import GenerationEngine, GenerationStream
+from app.telemetry.logging import INFERENCE_COMPLETE, KV_CACHE_COMPRESSED
+from snapkv_core import (
+    ChatMessage,
+    CompressionConfig,
+    EngineStoppedError,
+    FinishReason,
+    GenerationFailedError,
+    GenerationRequest,
+    RequestSummary,
+    SamplingParams,
+    SnapKVError,
+    TokenEvent,
+    resolve_compression,
+)
+
+#: Longest piece of an engine's error text that goes into a log line.
+MAX_LOGGED_ERROR_CHARS: Final = 500
+
+_log = structlog.get_logger("snapkv.requests")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationInput:
+    """What a caller asked for, before any check that needs the core.
+
+    Attributes:
+        prompt: Raw text, or messages for the chat template.
+        sampling: Given values by field name of `SamplingParams`.
+        knobs: Given values by field name of `CompressionConfig`; None counts as absent.
+        profile: Named set of knobs that the given ones win over.
+        explain: Whether the report says which prompt tokens were kept.
+    """
+
+    prompt: str | tuple[ChatMessage, ...]
+    sampling: Mapping[str, object] = field(default_factory=dict)
+    knobs: Mapping[str, object] = field(default_factory=dict)
+    profile: str | None = None
+    explain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceResult:
+    """One finished answer of a request."""
+
+    index: int
+    text: str
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationResult:
+    """A finished request: its answers and what the engine measured."""
+
+    request_id: str
+    model: str
+    choices: tuple[ChoiceResult, ...]
+    summary: RequestSummary
+
+
+class Generation:
+    """A submitted request; iterate over its events, and close it whatever happens.
+
+    Used by one task. Closing logs the request exactly once and aborts it if it is unfinished.
+    """
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        model: str,
+        stream: GenerationStream,
+        submitted_s: float,
+        *,
+        is_engine_alive: Callable[[], bool],
+        on_closed: Callable[[], None],
+    ) -> None:
+        """Follow `stream`, which answers `request`; `on_closed` is called once at the end."""
+        self.request_id = request.request_id
+        self.model = model
+        self.num_choices = request.sampling.n
+        self.finish_reasons: dict[int, FinishReason] = {}
+        self.summary: RequestSummary | None = None
+        self._stream = stream
+        self._submitted_s = submitted_s
+        self._first_event_s: float | None = None
+        self._num_output_tokens = 0
+        self._is_engine_alive = is_engine_alive
+        self._on_closed = on_closed
+        self._is_closed = False
+
+    async def events(self) -> AsyncIterator[TokenEvent]:
+        """Yield the events up to the one that carries the summary.
+
+        Raises:
+            GenerationFailedError: The engine failed in the middle of the answer.
+            EngineStoppedError: The engine stopped before the answer was complete.
+        """
+        async for event in self._stream:
+            if self._first_event_s is None:
+                self._first_event_s = time.monotonic()
+            self._num_output_tokens += len(event.token_ids)
+            if event.finish_reason is not None:
+                self.finish_reasons[event.choice_index] = event.finish_reason
+            self.summary = event.summary or self.summary
+            if event.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
+                raise self._failure(event)
+            yield event
+            if self.summary is not None:
+                return
+        self.finish_reasons[0] = FinishReason.ERROR
+        raise GenerationFailedError("the answer ended without its summary")
+
+    async def aclose(self) -> None:
+        """Abort the request if it is unfinished, and log it; may be called again."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            await self._stream.aclose()
+        finally:
+            self._on_closed()
+            self._log_outcome()
+
+    def _failure(self, event: TokenEvent) -> SnapKVError:
+        if event.finish_reason is FinishReason.ABORT or not self._is_engine_alive():
+            return EngineStoppedError("the server stopped before the answer was complete")
+        _log.error(
+            "generation_failed",
+            request_id=self.request_id,
+            error=(event.error or "")[:MAX_LOGGED_ERROR_CHARS],
+        )
+        return GenerationFailedError("the model failed while generating this answer")
+
+    def _finish_reason(self) -> FinishReason:
+        if FinishReason.ERROR in self.finish_reasons.values():
+            return FinishReason.ERROR
+        return FinishReason.ABORT if self.summary is None else self.summary.finish_reasons[0]
+
+    def _log_outcome(self) -> None:
+        summary = self.summary
+        if summary is None:
+            # Only an aborted or failed request has no summary: what was seen from here stands in.
+            now_s, first_s = time.monotonic(), self._first_event_s
+            first_ms = None if first_s is None else _ms(first_s - self._submitted_s)
+            measured: tuple[float, float | None, float | None]
+            measured = (_ms(now_s - self._submitted_s), first_ms, None)
+            num_output_tokens = self._num_output_tokens
+        else:
+            timings = summary.timings
+            measured = (timings.total_ms, timings.time_to_first_token_ms, timings.queue_ms)
+            num_output_tokens = summary.num_output_tokens
+            self._log_compression(summary)
+        _log.info(
+            INFERENCE_COMPLETE,
+            request_id=self.request_id,
+            model=self.model,
+            input_tokens=self._stream.num_prompt_tokens,
+            output_tokens=num_output_tokens,
+            duration_ms=measured[0],
+            time_to_first_token_ms=measured[1],
+            queue_ms=measured[2],
+            finish_reason=self._finish_reason().value,
+        )
+
+    def _log_compression(self, summary: RequestSummary) -> None:
+        report = summary.compression
+        if report is None or report.skipped is not None:
+            return
+        _log.info(
+            KV_CACHE_COMPRESSED,
+            request_id=self.request_id,
+            method=report.method,
+            kv_original_size=report.original_entries,
+            kv_compressed_size=report.compressed_entries,
+            kv_original_bytes=report.original_bytes,
+            kv_compressed_bytes=report.compressed_bytes,
+            compression_ratio=report.compression_ratio,
+            kept_attention_mass=report.kept_attention_mass,
+        )
+
+
+class GenerationService:
+    """Opens generations on the engine; used on the event loop only."""
+
+    def __init__(
+        self, engine: Callable[[], GenerationEngine], default_compression: CompressionConfig
+    ) -> None:
+        """Serve from whatever `engine` returns, which may raise while there is none."""
+        self._engine = engine
+        self._default_compression = default_compression
+        self._active_ids: set[str] = set()
+
+    async def open(self, request_id: str, given: GenerationInput) -> Generation:
+        """Submit a request.
+
+        Args:
+            request_id: Name of the request in the answer and in logs.
+            given: What the caller asked for.
+
+        Returns:
+            The running request, to be closed by the caller.
+
+        Raises:
+            InvalidParameterError: A value is not acceptable; nothing was queued.
+            QueueFullError: No room to wait; nothing was queued.
+            EngineStoppedError: The engine takes no work.
+            EngineNotReadyError: There is no engine yet.
+        """
+        engine = self._engine()
+        request = to_request(self._unused(request_id), given, self._default_compression)
+        submitted_s = time.monotonic()
+        self._active_ids.add(request.request_id)
+        try:
+            stream = await engine.submit(request)
+        except BaseException:
+            self._active_ids.discard(request.request_id)
+            raise
+        return Generation(
+            request,
+            engine.model_name,
+            stream,
+            submitted_s,
+            is_engine_alive=lambda: engine.stats().is_alive,
+            on_closed=lambda: self._active_ids.discard(request.request_id),
+        )
+
+    async def complete(self, request_id: str, given: GenerationInput) -> GenerationResult:
+        """Submit a request and wait for its whole answer; a cancelled call aborts it.
+
+        Raises:
+            GenerationFailedError: The engine failed in the middle of the answer.
+            SnapKVError: Any error of `open`.
+        """
+        generation = await self.open(request_id, given)
+        texts: list[list[str]] = [[] for _ in range(generation.num_choices)]
+        try:
+            async for event in generation.events():
+                texts[event.choice_index].append(event.text)
+        finally:
+            await generation.aclose()
+        assert generation.summary is not None, "events() ends with a summary or an error"
+        reasons = generation.summary.finish_reasons
+        return GenerationResult(
+            request_id=generation.request_id,
+            model=generation.model,
+            choices=tuple(
+                ChoiceResult(index, "".join(pieces), reasons[index])
+                for index, pieces in enumerate(texts)
+            ),
+            summary=generation.summary,
+        )
+
+    def _unused(self, request_id: str) -> str:
+        # Callers choose request ids, so two running requests may bring the same one; the engine
+        # must not take one for the other.
+        if request_id not in self._active_ids:
+            return request_id
+        return f"{request_id[:100]}-{uuid.uuid4().hex[:12]}"
+
+
+def to_request(
+    request_id: str, given: GenerationInput, default_compression: CompressionConfig
+) -> GenerationRequest:
+    """Check a caller's values and complete them.
+
+    Raises:
+        InvalidParameterError: A value is out of range; names the field.
+    """
+    return GenerationRequest(
+        request_id=request_id,
+        prompt=given.prompt,
+        sampling=SamplingParams(**given.sampling),  # type: ignore[arg-type]  # checked inside
+        compression=resolve_compression(default_compression, given.profile, given.knobs),
+        explain=given.explain,
+    )
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1_000, 3)

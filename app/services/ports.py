@@ -1,0 +1,58 @@
+"""What the services need of an engine, so that a fake one fits as well as the real one."""
+
+from typing import Protocol
+
+from snapkv_core import EngineConfig, EngineStats, GenerationRequest, TokenEvent
+
+
+class GenerationStream(Protocol):
+    """The events of one request, in the order in which they were generated."""
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt as the model counts them."""
+
+    def __aiter__(self) -> "GenerationStream":
+        """Return itself."""
+
+    async def __anext__(self) -> TokenEvent:
+        """Return the next event; the request's last one carries its summary."""
+
+    async def aclose(self) -> None:
+        """Abort the request if it is unfinished; may be called again."""
+
+
+class GenerationEngine(Protocol):
+    """An engine that is loaded; `AsyncEngine` is one."""
+
+    @property
+    def config(self) -> EngineConfig:
+        """What it was loaded with."""
+
+    @property
+    def model_name(self) -> str:
+        """Name of the model in answers."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens that prompt and answer may have together."""
+
+    @property
+    def device(self) -> str:
+        """Where the model runs."""
+
+    @property
+    def dtype(self) -> str:
+        """Number format of the weights."""
+
+    def start(self) -> None:
+        """Start taking work."""
+
+    def stop(self) -> None:
+        """Take no more work, abort what runs and wait for the end; blocking."""
+
+    async def submit(self, request: GenerationRequest) -> GenerationStream:
+        """Queue a request, or raise one of the core's errors."""
+
+    def stats(self) -> EngineStats:
+        """Return the engine's numbers of this moment."""

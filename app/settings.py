@@ -1,0 +1,263 @@
+"""Owns the environment: the only reader of it, and the only writer of core configs from it."""
+
+import difflib
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Literal
+
+from dotenv import dotenv_values
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from snapkv_core import (
+    CompressionConfig,
+    EngineConfig,
+    InvalidParameterError,
+    resolve_compression,
+)
+
+ENV_PREFIX: Final = "SNAPKV_"
+#: Variables of the test suite, which share a shell with the service's.
+TEST_PREFIX: Final = "SNAPKV_TEST_"
+ENV_FILE: Final = ".env"
+DEMO_MODEL: Final = "demo"
+
+#: The demo model retrieves nothing with a narrow pool at small capacities; see docs/settings.md.
+DEMO_COMPRESSION: Final = CompressionConfig(
+    max_capacity_prompt=512, window_size=16, kernel_size=15, pooling="max"
+)
+
+_ENGINE: Final = EngineConfig()
+
+#: Kubernetes and Docker inject these for a service called `snapkv` or `snapkv-...`.
+_SERVICE_LINK: Final = re.compile(
+    r"SNAPKV_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?)"
+)
+
+#: Core field -> settings field, where the names differ.
+_RENAMED: Final[Mapping[str, str]] = {"revision": "model_revision"}
+
+
+class SettingsError(Exception):
+    """The environment holds a value the service cannot start with; the message names it."""
+
+
+class Settings(BaseSettings):
+    """Every setting of the service, read from `SNAPKV_*` variables and a `.env` file."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX,
+        env_file=ENV_FILE,
+        env_file_encoding="utf-8",
+        env_ignore_empty=True,
+        extra="ignore",
+        frozen=True,
+    )
+
+    host: str = Field("127.0.0.1", min_length=1, description="Address the server listens on.")
+    port: int = Field(
+        8000, ge=0, le=65_535, description="Port the server listens on; 0 takes a free one."
+    )
+    model: str = Field(
+        DEMO_MODEL,
+        description="`demo`, a local folder, or a hub id such as "
+        "`mistralai/Mistral-7B-Instruct-v0.2`.",
+    )
+    model_revision: str | None = Field(
+        None, description="Revision of a hub model; unset takes the default branch."
+    )
+    served_model_name: str | None = Field(
+        None, description="Model name in answers, logs and metrics; unset derives it."
+    )
+    device: str = Field(_ENGINE.device, description="`auto`, `cpu`, `cuda` or `cuda:N`.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        _ENGINE.dtype, description="Number format of weights and KV cache."
+    )
+    cache_dir: str = Field(
+        _ENGINE.cache_dir, description="Folder in which the converted demo model is kept."
+    )
+    max_model_len: int | None = Field(
+        None, description="Tokens prompt and answer may have together; unset takes the model's."
+    )
+    max_num_seqs: int = Field(_ENGINE.max_num_seqs, description="Sequences held in memory at once.")
+    max_num_waiting: int = Field(
+        _ENGINE.max_num_waiting,
+        description="Requests that may wait beyond those; more are answered with 429.",
+    )
+    prefill_chunk_tokens: int = Field(
+        _ENGINE.prefill_chunk_tokens,
+        description="Prompt tokens that go through a layer in one prefill slice.",
+    )
+    default_max_new_tokens: int = Field(
+        _ENGINE.default_max_new_tokens,
+        description="Answer length in tokens of a request that names none.",
+    )
+    max_new_tokens_limit: int = Field(
+        _ENGINE.max_new_tokens_limit, description="Longest answer a request may ask for."
+    )
+    num_threads: int | None = Field(
+        None, description="CPU threads for the model; unset leaves PyTorch's choice."
+    )
+    method: str | None = Field(
+        None, description="Compression method of a request that names none; unset: `snapkv`."
+    )
+    max_capacity_prompt: int | None = Field(
+        None,
+        description="Prompt tokens kept per layer and KV head, the window counted in; "
+        "unset: 4096, for the demo model 512.",
+    )
+    window_size: int | None = Field(
+        None,
+        description="Last prompt tokens, which score the rest and are always kept; "
+        "unset: 32, for the demo model 16.",
+    )
+    kernel_size: int | None = Field(
+        None,
+        description="Width of the pooling over scores, odd; unset: 3, for the demo model 15.",
+    )
+    pooling: str | None = Field(
+        None, description="`avg` or `max`; unset: `avg`, for the demo model `max`."
+    )
+    max_body_bytes: int = Field(
+        8 * 1024 * 1024, ge=1_024, description="Largest request body; more is answered with 413."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least level that is logged."
+    )
+    shutdown_timeout_s: int = Field(
+        30, ge=0, le=3_600, description="Seconds that running requests get to finish on SIGTERM."
+    )
+
+    @field_validator("port", mode="before")
+    @classmethod
+    def _reject_service_link(cls, value: object) -> object:
+        if isinstance(value, str) and "://" in value:
+            raise ValueError(
+                "must be a port number; this looks like the link that Kubernetes injects for a "
+                "Service named snapkv: set enableServiceLinks to false or rename the Service"
+            )
+        return value
+
+    @field_validator("log_level", "dtype", mode="before")
+    @classmethod
+    def _lower(cls, value: object) -> object:
+        return value.lower() if isinstance(value, str) else value
+
+    def to_engine_config(self) -> EngineConfig:
+        """Return what the engine is loaded with.
+
+        Raises:
+            SettingsError: A value is out of the engine's range; names the variable.
+        """
+        try:
+            return EngineConfig(
+                model=self.model,
+                revision=self.model_revision,
+                device=self.device,
+                dtype=self.dtype,
+                cache_dir=self.cache_dir,
+                served_model_name=self.served_model_name,
+                max_model_len=self.max_model_len,
+                max_num_seqs=self.max_num_seqs,
+                max_num_waiting=self.max_num_waiting,
+                prefill_chunk_tokens=self.prefill_chunk_tokens,
+                default_max_new_tokens=self.default_max_new_tokens,
+                max_new_tokens_limit=self.max_new_tokens_limit,
+                num_threads=self.num_threads,
+            )
+        except InvalidParameterError as error:
+            raise _named(error) from error
+
+    def default_compression(self) -> CompressionConfig:
+        """Return how prompts are compressed when the request names nothing.
+
+        Raises:
+            SettingsError: A value or a combination is out of range; names the variable.
+        """
+        base = DEMO_COMPRESSION if self.model == DEMO_MODEL else CompressionConfig()
+        try:
+            return resolve_compression(
+                base,
+                None,
+                {
+                    "method": self.method,
+                    "max_capacity_prompt": self.max_capacity_prompt,
+                    "window_size": self.window_size,
+                    "kernel_size": self.kernel_size,
+                    "pooling": self.pooling,
+                },
+            )
+        except InvalidParameterError as error:
+            raise _named(error) from error
+
+
+def load_settings(
+    overrides: Mapping[str, object] | None = None, *, env_file: str | Path | None = ENV_FILE
+) -> Settings:
+    """Read the settings and check them as a whole.
+
+    Args:
+        overrides: Values by field name that win over the environment; None counts as absent.
+        env_file: File of `NAME=value` lines that the environment wins over; None reads none.
+
+    Returns:
+        Settings from which both core configs can be built.
+
+    Raises:
+        SettingsError: A variable is misspelled or its value is not acceptable. The message is
+            one line and names the variable.
+    """
+    given = {name: value for name, value in (overrides or {}).items() if value is not None}
+    _reject_misspelled(env_file)
+    try:
+        settings = Settings(_env_file=env_file, **given)  # type: ignore[arg-type]
+    except ValidationError as error:
+        raise SettingsError("; ".join(_problems(error))) from error
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{env_file}: is not UTF-8 text") from error
+    settings.to_engine_config()
+    settings.default_compression()
+    return settings
+
+
+def env_name(field: str) -> str:
+    """Return the environment variable that sets a field of `Settings`."""
+    return f"{ENV_PREFIX}{field.upper()}"
+
+
+def _named(error: InvalidParameterError) -> SettingsError:
+    return SettingsError(f"{env_name(_RENAMED.get(error.field, error.field))}: {error.reason}")
+
+
+def _problems(error: ValidationError) -> list[str]:
+    problems = []
+    for detail in error.errors(include_url=False):
+        name = env_name(str(detail["loc"][0])) if detail["loc"] else ENV_FILE
+        reason = detail["msg"].removeprefix("Value error, ")
+        problems.append(f"{name}: {reason}, got {str(detail['input'])[:80]!r}")
+    return problems
+
+
+def _reject_misspelled(env_file: str | Path | None) -> None:
+    known = {env_name(field) for field in Settings.model_fields}
+    names = set(os.environ)
+    if env_file is not None and Path(env_file).is_file():
+        try:
+            names |= set(dotenv_values(env_file, encoding="utf-8"))
+        except UnicodeDecodeError as error:
+            raise SettingsError(f"{env_file}: is not UTF-8 text") from error
+    for name in sorted(names):
+        upper = name.upper()
+        if not upper.startswith(ENV_PREFIX) or upper in known or _is_not_ours(name):
+            continue
+        close = difflib.get_close_matches(upper, known, n=3)
+        hint = f"; did you mean {' or '.join(close)}?" if close else ""
+        raise SettingsError(f"{name}: is no setting of this service{hint}")
+
+
+def _is_not_ours(name: str) -> bool:
+    value = os.environ.get(name, "")
+    is_link = _SERVICE_LINK.fullmatch(name) or value.startswith(("tcp://", "udp://"))
+    return bool(is_link) or name.upper().startswith(TEST_PREFIX)
