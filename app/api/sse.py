@@ -57,8 +57,11 @@ class EventStreamResponse(Response):
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
             is_complete = sending.done() and sending.exception() is None
         finally:
-            await cancel_all(sending, leaving)
-            await self._on_closed(is_complete)
+            # A server that runs out of patience cancels more than once.
+            try:
+                await cancel_all(sending, leaving)
+            finally:
+                await self._on_closed(is_complete)
         if sending.done() and not sending.cancelled():
             error = sending.exception()
             # A server may report a client that left by failing to send.

@@ -10,7 +10,13 @@ from app.cli.generate import CommandError, GenerateOptions, read_prompt, run_gen
 from app.cli.server import run_server
 from app.cli.settings_doc import settings_table
 from app.settings import SettingsError, load_settings
-from snapkv_core import COMPRESSION_METHODS, POOLINGS, PROFILES, SnapKVError
+from snapkv_core import (
+    COMPRESSION_METHODS,
+    POOLINGS,
+    PROFILES,
+    InvalidParameterError,
+    SnapKVError,
+)
 
 app = typer.Typer(
     name="snapkv",
@@ -95,14 +101,14 @@ def version() -> None:
     typer.echo(package_version("snapkv-inference"))
 
 
-def main() -> None:
+def run() -> None:
     """Run the command; errors are one line on standard error and an exit status.
 
     1 means that it failed, 2 that it was called wrongly or the settings are not acceptable.
     """
     try:
         app()
-    except (SettingsError, CommandError) as error:
+    except (SettingsError, CommandError, InvalidParameterError) as error:
         typer.echo(f"error: {error}", err=True)
         raise SystemExit(2) from None
     except SnapKVError as error:

@@ -39,6 +39,8 @@ def generate_here(body: GenerateRequest, settings: Settings, console: Console) -
     Raises:
         SnapKVError: The model cannot be loaded, or refuses or fails this prompt.
     """
+    # Before the model is loaded, which takes far longer than saying what is wrong.
+    request = to_request(_REQUEST_ID, body.to_input(), settings.default_compression())
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -49,7 +51,6 @@ def generate_here(body: GenerateRequest, settings: Settings, console: Console) -
         loading = progress.add_task("loading the model", total=None)
         engine = Engine.load(settings.to_engine_config())
         progress.update(loading, total=1, completed=1)
-        request = to_request(_REQUEST_ID, body.to_input(), settings.default_compression())
         group = engine.prepare(request)
         num_tokens = group[0].num_prompt_tokens
         reading = progress.add_task(

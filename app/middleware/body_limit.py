@@ -1,8 +1,16 @@
-"""Stops reading a request's body once it is longer than the service accepts."""
+"""Stops keeping a request's body once it is longer than the service accepts."""
+
+import asyncio
+import contextlib
+from typing import Final
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+#: How much of a refused body is read and thrown away, and for how long.
+MAX_DISCARDED_BYTES: Final = 64 * 1024 * 1024
+MAX_DISCARD_S: Final = 10.0
 
 
 class BodyLimitMiddleware:
@@ -22,16 +30,23 @@ class BodyLimitMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        declared = _declared_length(scope)
+        headers = Headers(scope=scope)
+        is_declared_too_large = _declared_length(headers) > self._max_body_bytes
+        # A client that asks first sends its body only when somebody reads it.
+        asks_first = headers.get("expect", "").lower() == "100-continue"
         num_received = 0
 
         async def receive_counted() -> Message:
             nonlocal num_received
-            if declared > self._max_body_bytes:
+            if is_declared_too_large:
+                if not asks_first:
+                    await _discard_rest(receive)
                 raise self._too_large()
             message = await receive()
             num_received += len(message.get("body", b""))
             if num_received > self._max_body_bytes:
+                if message.get("more_body", False):
+                    await _discard_rest(receive)
                 raise self._too_large()
             return message
 
@@ -41,13 +56,26 @@ class BodyLimitMiddleware:
         return HTTPException(
             status_code=413,
             detail=f"the request body is larger than {self._max_body_bytes} bytes",
-            # The rest of the body is not read, so the connection cannot carry another request.
+            # Part of the body may be unread, so the connection cannot carry another request.
             headers={"Connection": "close"},
         )
 
 
-def _declared_length(scope: Scope) -> int:
-    text = Headers(scope=scope).get("content-length", "")
+def _declared_length(headers: Headers) -> int:
+    text = headers.get("content-length", "")
     # int() also takes signs and underscores, and refuses thousands of digits; a body that lies
     # about its length is counted while it arrives.
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= 18 else 0
+
+
+async def _discard_rest(receive: Receive) -> None:
+    # Closing a connection with unread data resets it, and the reset may overtake the 413 on its
+    # way to a client that is still sending.
+    num_discarded = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(MAX_DISCARD_S):
+            while num_discarded < MAX_DISCARDED_BYTES:
+                message = await receive()
+                num_discarded += len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return

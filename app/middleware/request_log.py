@@ -1,5 +1,6 @@
 """Logs and counts every HTTP request, by its route and never by its full address."""
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Final
@@ -12,6 +13,7 @@ from app.telemetry.logging import HTTP_REQUEST
 UNMATCHED_ROUTE: Final = "unmatched"
 
 _OUTCOMES: Final = {413: "rejected", 429: "rejected", 499: "aborted", 503: "rejected"}
+_ROUTINE_PATHS: Final = ("/health/", "/metrics")
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 _log = structlog.get_logger("snapkv.http")
@@ -52,7 +54,10 @@ class RequestLogMiddleware:
             route = getattr(scope.get("route"), "path", UNMATCHED_ROUTE)
             outcome = state.get("outcome") or _outcome(status)
             self._on_request(route, outcome, duration_s)
-            _log.info(
+            # Probes and scrapes come every few seconds and say nothing while they succeed.
+            is_routine = outcome == "success" and route.startswith(_ROUTINE_PATHS)
+            _log.log(
+                logging.DEBUG if is_routine else logging.INFO,
                 HTTP_REQUEST,
                 request_id=state.get("request_id"),
                 method=scope["method"] if scope["method"] in _METHODS else "OTHER",

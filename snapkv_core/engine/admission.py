@@ -83,7 +83,9 @@ class RequestPreparer:
         wanted = request.sampling.max_new_tokens
         if wanted is not None and wanted > self._config.max_new_tokens_limit:
             raise InvalidParameterError(
-                "max_new_tokens", f"at most {self._config.max_new_tokens_limit}, got {wanted}"
+                "max_new_tokens",
+                f"must be at most {self._config.max_new_tokens_limit}, this server's ceiling, "
+                f"got {wanted}",
             )
         room = self._spec.max_model_len - num_prompt_tokens
         # An answer length that was not asked for shrinks to what is left; one that was does not.

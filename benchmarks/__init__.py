@@ -1,0 +1,1 @@
+"""Measurements of the engine; ratios are of figures taken side by side in one run."""

@@ -1,0 +1,273 @@
+"""An engine without a model: it echoes the prompt's words, and fails or stalls when told to."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from snapkv_core import (
+    ChatMessage,
+    CompressionReport,
+    EngineConfig,
+    EngineObserver,
+    EngineStats,
+    EngineStoppedError,
+    FinishReason,
+    GenerationRequest,
+    InvalidParameterError,
+    KeptTokenCounts,
+    PromptTooLongError,
+    QueueFullError,
+    RequestSummary,
+    RequestTimings,
+    TokenEvent,
+)
+
+NUM_LAYERS = 2
+NUM_KV_HEADS = 2
+BYTES_PER_ENTRY = 64
+UNKNOWN_ROLE = "wizard"
+
+
+@dataclass
+class FakeBehaviour:
+    """What the fake does next; tests change it while it runs.
+
+    Attributes:
+        queue_full: Refuse requests as if too many waited.
+        crash_on_submit: Raise an exception that is none of the core's.
+        fail_after: Fail after this many events; None never fails.
+        abort_after: End with `abort` after this many events, as an engine that is stopped.
+        stall_after: Wait for ever after this many events.
+        delay_s: Pause before each event.
+    """
+
+    queue_full: bool = False
+    crash_on_submit: bool = False
+    fail_after: int | None = None
+    abort_after: int | None = None
+    stall_after: int | None = None
+    delay_s: float = 0.0
+
+
+@dataclass
+class FakeEngine:
+    """Fits wherever an `AsyncEngine` does; a word is a token."""
+
+    config: EngineConfig = field(default_factory=EngineConfig)
+    observer: EngineObserver | None = None
+    model_name: str = "fake"
+    max_model_len: int = 2_048
+    device: str = "cpu"
+    dtype: str = "float32"
+    behaviour: FakeBehaviour = field(default_factory=FakeBehaviour)
+    requests: list[GenerationRequest] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+    num_running: int = 0
+    is_alive: bool = False
+
+    def start(self) -> None:
+        """Start taking work."""
+        self.is_alive = True
+
+    def stop(self) -> None:
+        """Take no more work."""
+        self.is_alive = False
+
+    def stats(self) -> EngineStats:
+        """Return numbers of this moment."""
+        return EngineStats(
+            num_waiting=0,
+            num_running=self.num_running,
+            kv_bytes=self.num_running * BYTES_PER_ENTRY,
+            last_step_age_s=0.0,
+            is_alive=self.is_alive,
+        )
+
+    async def submit(self, request: GenerationRequest) -> "FakeStream":
+        """Take a request or refuse it, as the real engine would."""
+        await asyncio.sleep(0)
+        if not self.is_alive:
+            raise EngineStoppedError("the engine is stopped")
+        if self.behaviour.crash_on_submit:
+            raise RuntimeError(f"cannot handle {request.prompt!r}")
+        if self.behaviour.queue_full:
+            raise QueueFullError(num_waiting=64, retry_after_s=2.5)
+        prompt = request.prompt
+        if not isinstance(prompt, str) and prompt:
+            first = prompt[0]
+            if isinstance(first, ChatMessage) and first.role == UNKNOWN_ROLE:
+                raise InvalidParameterError("messages", "the chat template knows no such role")
+        words = words_of(prompt)
+        max_new_tokens = request.sampling.max_new_tokens or self.config.default_max_new_tokens
+        if max_new_tokens > (limit := self.config.max_new_tokens_limit):
+            raise InvalidParameterError("max_new_tokens", f"must be at most {limit}")
+        if len(words) + max_new_tokens > self.max_model_len:
+            raise PromptTooLongError(
+                "prompt" if isinstance(prompt, str) else "messages",
+                num_prompt_tokens=len(words),
+                max_new_tokens=max_new_tokens,
+                max_model_len=self.max_model_len,
+            )
+        self.requests.append(request)
+        self.num_running += 1
+        return FakeStream(self, request, words, max_new_tokens)
+
+
+class FakeStream:
+    """The echo of one prompt: `n` choices whose events take turns."""
+
+    def __init__(
+        self,
+        engine: FakeEngine,
+        request: GenerationRequest,
+        words: Sequence[str],
+        max_new_tokens: int,
+    ) -> None:
+        self.num_prompt_tokens = len(words)
+        self._engine = engine
+        self._request = request
+        self._is_over = False
+        self._num_events = 0
+        report = report_of(request, len(words))
+        self._events = events_of(request, words, max_new_tokens, report)
+        if engine.observer is not None:
+            engine.observer.on_prompt_compressed(request.request_id, report)
+
+    def __aiter__(self) -> "FakeStream":
+        return self
+
+    async def __anext__(self) -> TokenEvent:
+        if self._is_over:
+            raise StopAsyncIteration
+        behaviour = self._engine.behaviour
+        await asyncio.sleep(behaviour.delay_s)
+        if self._num_events == behaviour.stall_after:
+            await asyncio.Event().wait()
+        if self._num_events == behaviour.fail_after:
+            return self._finish(self._broken(FinishReason.ERROR))
+        if self._num_events == behaviour.abort_after:
+            return self._finish(self._broken(FinishReason.ABORT))
+        event = self._events[self._num_events]
+        self._num_events += 1
+        return self._finish(event) if event.summary is not None else event
+
+    async def aclose(self) -> None:
+        """Abort the request if it is unfinished."""
+        if not self._is_over:
+            self._is_over = True
+            self._engine.num_running -= 1
+            self._engine.aborted.append(self._request.request_id)
+
+    def _broken(self, reason: FinishReason) -> TokenEvent:
+        summary = summary_of(self._request, self.num_prompt_tokens, (reason,), 0, None)
+        return TokenEvent(
+            self._request.request_id,
+            0,
+            "",
+            finish_reason=reason,
+            summary=summary,
+            error="the fake was told to fail" if reason is FinishReason.ERROR else None,
+        )
+
+    def _finish(self, event: TokenEvent) -> TokenEvent:
+        self._is_over = True
+        self._engine.num_running -= 1
+        if self._engine.observer is not None and event.summary is not None:
+            self._engine.observer.on_step(0.02, 1, 0)
+            self._engine.observer.on_request_finished(event.summary)
+        return event
+
+
+def load_fake_engine(config: EngineConfig, observer: EngineObserver) -> FakeEngine:
+    """Load a fake as `create_app` loads the real engine."""
+    return FakeEngine(config=config, observer=observer)
+
+
+def words_of(prompt: str | Sequence[int] | Sequence[ChatMessage]) -> list[str]:
+    """Split a prompt into the fake's tokens."""
+    if isinstance(prompt, str):
+        return prompt.split() or [prompt]
+    return [
+        word
+        for item in prompt
+        for word in (item.content.split() if isinstance(item, ChatMessage) else [str(item)])
+    ] or ["?"]
+
+
+def report_of(request: GenerationRequest, num_tokens: int) -> CompressionReport:
+    """Return what compressing a prompt of this length reports."""
+    compression = request.compression
+    is_smaller = compression.compresses(num_tokens)
+    kept = compression.max_capacity_prompt if is_smaller else num_tokens
+    reason = "method_full" if compression.method == "full" else "prompt_fits_capacity"
+    counts = KeptTokenCounts(
+        per_layer=(bytes([NUM_KV_HEADS] * num_tokens),) * NUM_LAYERS,
+        num_kv_heads=NUM_KV_HEADS,
+        total=(NUM_LAYERS * NUM_KV_HEADS,) * num_tokens,
+    )
+    return CompressionReport(
+        method=compression.method,
+        original_entries=num_tokens,
+        compressed_entries=float(kept),
+        original_bytes=num_tokens * BYTES_PER_ENTRY,
+        compressed_bytes=kept * BYTES_PER_ENTRY,
+        kept_attention_mass=0.9 if is_smaller else 1.0,
+        skipped=None if is_smaller else reason,  # type: ignore[arg-type]  # one of the literals
+        kept_counts=counts if request.explain else None,
+    )
+
+
+def summary_of(
+    request: GenerationRequest,
+    num_prompt_tokens: int,
+    reasons: tuple[FinishReason, ...],
+    num_output_tokens: int,
+    report: CompressionReport | None,
+) -> RequestSummary:
+    """Return a summary with fixed timings."""
+    return RequestSummary(
+        request_id=request.request_id,
+        num_prompt_tokens=num_prompt_tokens,
+        num_output_tokens=num_output_tokens,
+        finish_reasons=reasons,
+        compression=report,
+        timings=RequestTimings(
+            queue_ms=1.0,
+            prefill_ms=20.0,
+            decode_ms=30.0,
+            time_to_first_token_ms=21.0,
+            total_ms=51.0,
+        ),
+    )
+
+
+def events_of(
+    request: GenerationRequest,
+    words: Sequence[str],
+    max_new_tokens: int,
+    report: CompressionReport,
+) -> list[TokenEvent]:
+    """Return all events of an answer: each choice repeats the prompt, numbered when n > 1."""
+    num_choices = request.sampling.n
+    num_words = min(max_new_tokens, len(words))
+    reason = FinishReason.LENGTH if num_words == max_new_tokens else FinishReason.STOP
+    events = []
+    for position in range(num_words):
+        for choice in range(num_choices):
+            mark = f"{choice}:" if num_choices > 1 else ""
+            is_last = position == num_words - 1
+            is_end = is_last and choice == num_choices - 1
+            summary = summary_of(
+                request, len(words), (reason,) * num_choices, num_words * num_choices, report
+            )
+            events.append(
+                TokenEvent(
+                    request.request_id,
+                    choice,
+                    f" {mark}{words[position]}",
+                    token_ids=(position,),
+                    finish_reason=reason if is_last else None,
+                    summary=summary if is_end else None,
+                )
+            )
+    return events
