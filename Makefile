@@ -93,7 +93,7 @@ $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 
 $(DEMO_READY): snapkv_core/models/demo.py | $(INSTALLED)
 	@mkdir -p "$(SNAPKV_CACHE_DIR)"
-	@$(BIN)/python -m snapkv_core.models.demo --cache-dir "$(SNAPKV_CACHE_DIR)"
+	@SNAPKV_CACHE_DIR="$(SNAPKV_CACHE_DIR)" $(BIN)/snapkv demo-model
 	@touch "$@"
 
 $(ESSAYS_READY): tests/support/essays.py | $(INSTALLED)

@@ -39,6 +39,7 @@ from snapkv_core.events import (
     RequestTimings,
     TokenEvent,
 )
+from snapkv_core.models.demo import ensure_demo_model
 from snapkv_core.sampling_params import (
     MAX_CHOICES,
     MAX_SEED,
@@ -84,6 +85,7 @@ __all__ = [
     "SamplingParams",
     "SnapKVError",
     "TokenEvent",
+    "ensure_demo_model",
     "resolve_compression",
     "snapkv_select",
 ]

