@@ -235,7 +235,7 @@ def _problems(error: ValidationError) -> list[str]:
     problems = []
     for detail in error.errors(include_url=False):
         name = env_name(str(detail["loc"][0])) if detail["loc"] else ENV_FILE
-        reason = detail["msg"].removeprefix("Value error, ")
+        reason = detail["msg"].removeprefix("Value error, ").replace("Input should", "must")
         problems.append(f"{name}: {reason}, got {str(detail['input'])[:80]!r}")
     return problems
 

@@ -1,6 +1,9 @@
 """Runs the HTTP server until it is told to stop or its model cannot be loaded."""
 
+import signal
 import sys
+from types import FrameType
+from typing import NoReturn
 
 import uvicorn
 
@@ -34,8 +37,17 @@ def run_server(settings: Settings) -> int:
             timeout_graceful_shutdown=settings.shutdown_timeout_s,
         )
     )
+    # uvicorn raises the signal that ended it once more, after a clean shutdown, for whatever
+    # handler stood here before it; the default one would report a killed process.
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signal_number, _exit_cleanly)
     server.run()
     if failures:
         sys.stderr.write(f"error: {failures[0]}\n")
         return 1
     return 0
+
+
+def _exit_cleanly(signal_number: int, frame: FrameType | None) -> NoReturn:
+    del signal_number, frame  # both signals end the server in the same way
+    raise SystemExit(0)

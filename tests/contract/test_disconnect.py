@@ -25,7 +25,9 @@ async def url(engine: FakeEngine) -> AsyncIterator[str]:
         yield url
 
 
-async def post_raw(url: str, body: dict[str, object]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def post_raw(
+    url: str, body: dict[str, object]
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Send a request by hand, so that the test owns the connection."""
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from app.api.schemas.generate import GenerateRequest
 from app.main import create_app
-from snapkv_core import EngineConfig, ModelLoadError
+from snapkv_core import EngineConfig, EngineObserver, ModelLoadError
 from tests.support.app_client import fake_service, running, settings_for_tests, until
-from tests.support.fake_engine import UNKNOWN_ROLE, FakeEngine
+from tests.support.fake_engine import UNKNOWN_ROLE, FakeEngine, load_fake_engine
 
 HUGE = 10**30
 NOT_INTEGERS: list[Any] = ["3", 3.0, 3.5, True, False, [], {}, float("nan"), float("inf"), HUGE]
@@ -71,11 +71,9 @@ async def client(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-def send(client: httpx.AsyncClient, content: bytes | str) -> Any:
+def send(client: httpx.AsyncClient, content: bytes | AsyncIterator[bytes]) -> Any:
     """Post a body as it is, declared as JSON."""
-    return client.post(
-        "/generate", content=content, headers={"Content-Type": "application/json"}
-    )
+    return client.post("/generate", content=content, headers={"Content-Type": "application/json"})
 
 
 def check_shape(answer: httpx.Response) -> dict[str, Any]:
@@ -296,9 +294,9 @@ async def test_loading_model_is_a_503_with_retry_after() -> None:
     """While the model loads the process is alive, not ready, and says so."""
     may_load = threading.Event()
 
-    def load(config: EngineConfig, observer: object) -> FakeEngine:
+    def load(config: EngineConfig, observer: EngineObserver) -> FakeEngine:
         may_load.wait(10)
-        return FakeEngine(config)
+        return load_fake_engine(config, observer)
 
     app = create_app(settings_for_tests(), load_engine=load)
     async with running(app, wait_ready=False) as client:
@@ -325,7 +323,7 @@ async def test_failed_load_is_told_in_one_line(error: Exception) -> None:
     """Whoever runs the server is told why, and health checks fail."""
     reasons: list[str] = []
 
-    def load(config: EngineConfig, observer: object) -> FakeEngine:
+    def load(*_: object) -> FakeEngine:
         raise error
 
     app = create_app(settings_for_tests(), load_engine=load, on_load_failed=reasons.append)

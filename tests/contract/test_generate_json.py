@@ -144,10 +144,8 @@ async def test_request_id_is_taken_over_and_kept_unique(
         "/generate", json={"prompt": "a"}, headers={"X-Request-Id": "job-1.A_b"}
     )
     assert named.json()["id"] == named.headers["x-request-id"] == "job-1.A_b"
-    for bad in ("a b", "x" * 129, "é".encode(), 'a"b', ""):
-        answer = await client.post(
-            "/generate", json={"prompt": "a"}, headers={"X-Request-Id": bad}
-        )
+    for bad in ("a b", "x" * 129, "a/b", 'a"b', ""):
+        answer = await client.post("/generate", json={"prompt": "a"}, headers={"X-Request-Id": bad})
         assert answer.headers["x-request-id"].startswith("req_")
     assert len({request.request_id for request in engine.requests}) == 6
 

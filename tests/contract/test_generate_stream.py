@@ -63,9 +63,7 @@ async def test_choices_of_a_stream_are_told_apart(client: httpx.AsyncClient) -> 
         mine = [piece for piece in pieces if piece["index"] == choice["index"]]
         assert "".join(piece["text"] for piece in mine) == choice["text"]
         assert [piece.get("finish_reason") for piece in mine] == [None, choice["finish_reason"]]
-    assert last["choices"] == [
-        {"index": index, "finish_reason": "stop"} for index in range(3)
-    ]
+    assert last["choices"] == [{"index": index, "finish_reason": "stop"} for index in range(3)]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tests.support.fake_engine import FakeEngine
 
 def settings_for_tests(**values: object) -> Settings:
     """Return settings that the environment has no say in."""
-    return Settings(_env_file=None, **values)  # type: ignore[call-arg,arg-type]
+    return Settings(_env_file=None, **values)  # type: ignore[arg-type]  # checked by pydantic
 
 
 @asynccontextmanager
@@ -32,9 +32,7 @@ async def running(app: FastAPI, *, wait_ready: bool = True) -> AsyncIterator[htt
 
 
 @asynccontextmanager
-async def fake_service(
-    engine: FakeEngine, **settings: object
-) -> AsyncIterator[httpx.AsyncClient]:
+async def fake_service(engine: FakeEngine, **settings: object) -> AsyncIterator[httpx.AsyncClient]:
     """Serve a fake engine in this process."""
     async with running(create_app(settings_for_tests(**settings), engine)) as client:
         yield client
@@ -53,8 +51,7 @@ async def listening(app: FastAPI, *, shutdown_timeout_s: int = 5) -> AsyncIterat
     )
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
+    await until(lambda: server.started)
     port = server.servers[0].sockets[0].getsockname()[1]
     url = f"http://127.0.0.1:{port}"
     async with httpx.AsyncClient(base_url=url) as client:
@@ -69,12 +66,14 @@ async def listening(app: FastAPI, *, shutdown_timeout_s: int = 5) -> AsyncIterat
 async def until_ready(client: httpx.AsyncClient) -> None:
     """Return when the service says that it is ready."""
     async with asyncio.timeout(5):
-        while (await client.get("/health/ready")).status_code != httpx.codes.OK:
+        status = None
+        while status != httpx.codes.OK:
             await asyncio.sleep(0.005)
+            status = (await client.get("/health/ready")).status_code
 
 
 async def until(condition: Callable[[], object], within_s: float = 5.0) -> None:
     """Return when `condition` gives something true."""
     async with asyncio.timeout(within_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110  # what is waited for knows nothing of the test
             await asyncio.sleep(0.005)

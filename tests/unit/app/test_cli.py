@@ -1,0 +1,152 @@
+"""The `snapkv` command: what it prints, where, and how it exits."""
+
+import asyncio
+import io
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from app.cli import commands
+from app.main import create_app
+from snapkv_core import ModelLoadError
+from tests.support.app_client import listening, settings_for_tests
+from tests.support.fake_engine import FakeEngine
+
+
+class Command:
+    """Runs the command in this process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch = monkeypatch
+        self._capsys = capsys
+
+    def __call__(self, *arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
+        """Return exit status, standard output and standard error."""
+        self._monkeypatch.setattr(sys, "argv", ["snapkv", *arguments])
+        self._monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(stdin)))
+        with pytest.raises(SystemExit) as ended:
+            commands.run()
+        status = ended.value.code or 0
+        assert isinstance(status, int)
+        printed = self._capsys.readouterr()
+        return status, printed.out, printed.err
+
+
+@pytest.fixture
+def snapkv(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Return the command; it leaves the process's logging alone and loads no model."""
+
+    def fail_to_load(*_: Any) -> None:
+        raise ModelLoadError("no weights")
+
+    monkeypatch.setattr("app.cli.generate.configure_logging", lambda *_: None)
+    monkeypatch.setattr("app.cli.local.Engine", SimpleNamespace(load=fail_to_load))
+    return Command(monkeypatch, capsys)
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """Serve a fake engine from a thread, as the command blocks."""
+    found: list[str] = []
+    ready, done = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        async with listening(create_app(settings_for_tests(), FakeEngine())) as url:
+            found.append(url)
+            ready.set()
+            await asyncio.to_thread(done.wait)
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    assert ready.wait(10)
+    yield found[0]
+    done.set()
+    thread.join()
+
+
+@pytest.mark.parametrize("how", ["--prompt", "--file", "stdin"])
+def test_answer_goes_to_stdout_and_the_report_to_stderr(
+    snapkv: Command, url: str, tmp_path: Path, how: str
+) -> None:
+    """A pipe gets the text alone, whichever way the prompt came in."""
+    file = tmp_path / "prompt.txt"
+    file.write_text("één two", encoding="utf-8")
+    source = {
+        "--prompt": ["--prompt", "één two"],
+        "--file": ["--file", str(file)],
+        "stdin": ["--file", "-"],
+    }[how]
+    status, out, err = snapkv("generate", *source, "--url", url, stdin="één two".encode())
+    assert (status, out) == (0, " één two\n"), err
+    assert "entries per layer and KV head" in err
+
+
+def test_json_is_the_answer_of_the_http_route(snapkv: Command, url: str) -> None:
+    """The whole answer is printed, every knob applied."""
+    knobs = ["--max-capacity-prompt", "40", "--window-size", "8", "--kernel-size", "5"]
+    more = ["--pooling", "avg", "--method", "snapkv", "--max-new-tokens", "2", "--seed", "1"]
+    sampling = ["--temperature", "0.5", "--top-p", "0.9", "--top-k", "4", "--stop", "x"]
+    prompt = ["--prompt", "w " * 80, "--json", "--url", f"{url}/"]
+    status, out, err = snapkv("generate", *prompt, *knobs, *more, *sampling)
+    assert status == 0, err
+    answer = json.loads(out)
+    assert answer["kv_cache"]["compression_ratio"] == 2.0
+    assert answer["usage"]["completion_tokens"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        ([], "exactly one of"),
+        (["--prompt", "a", "--file", "b"], "exactly one of"),
+        (["--prompt", ""], "--prompt"),
+        (["--file", "no-such-file"], "no-such-file: No such file"),
+        (["--prompt", "a", "--window-size", "0"], "window_size"),
+        (["--prompt", "a", "--temperature", "nan"], "--temperature"),
+        (["--prompt", "a", "--profile", "x"], "profile"),
+        (["--prompt", "a", "--model", "m", "--url", "http://x"], "--url"),
+        (["--prompt", "a\udcff"], "Unicode"),
+    ],
+)
+def test_wrong_use_is_one_line_and_exit_2(snapkv: Command, arguments: list[str], part: str) -> None:
+    """Whoever typed it reads what to change, before any model is loaded."""
+    status, out, err = snapkv("generate", *arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert part in err
+
+
+def test_input_that_is_not_text_is_refused(snapkv: Command) -> None:
+    """Binary on standard input is a mistake, not a prompt."""
+    status, _, err = snapkv("generate", "--file", "-", stdin=b"\xff\xfe")
+    assert (status, err.count("\n")) == (2, 1)
+
+
+def test_failures_exit_1(snapkv: Command, url: str) -> None:
+    """What the user could not know is a failure, not wrong use."""
+    for arguments, part in (
+        ([], "no weights"),
+        (["--url", "http://127.0.0.1:9"], "127.0.0.1:9"),
+        (["--url", "nonsense"], "nonsense"),
+        (["--url", f"{url}/health"], "not found"),
+        (["--url", url, "--kernel-size", "4"], "kernel_size"),
+    ):
+        status, out, err = snapkv("generate", "--prompt", "a", *arguments)
+        assert (status, out) == (1, ""), err
+        assert part in err.splitlines()[-1]
+        assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("port", ["70000", "-1", "x"])
+def test_serve_refuses_bad_settings(snapkv: Command, port: str) -> None:
+    """Nothing starts with a value that cannot work."""
+    status, _, err = snapkv("serve", f"--port={port}")
+    assert status == 2
+    assert "Traceback" not in err
