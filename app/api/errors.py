@@ -45,6 +45,23 @@ _HTTP_CODES: Final[Mapping[int, str]] = {
     422: "invalid_body",
 }
 
+#: Kinds of pydantic's errors, in words of JSON instead of Python.
+_MESSAGES: Final[Mapping[str, str]] = {
+    "bool_type": "must be true or false",
+    "finite_number": "must be a finite number",
+    "float_type": "must be a number",
+    "int_type": "must be an integer",
+    "list_type": "must be a list",
+    "missing": "is missing",
+    "model_attributes_type": "must be a JSON object",
+    "model_type": "must be a JSON object",
+    "string_too_long": "is too long",
+    "string_too_short": "must not be empty",
+    "string_type": "must be a string",
+    "string_unicode": "has a field whose name is not valid Unicode",
+    "too_short": "must not be empty",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class ErrorReply:
@@ -163,7 +180,7 @@ def _validation(error: RequestValidationError) -> ErrorReply:
 
 
 def _problem(detail: Mapping[str, Any]) -> Problem:
-    path: Sequence[str | int] = [part for part in detail["loc"] if part != "body"]
+    path: Sequence[str | int] = detail["loc"][1:]  # the first part says where: in the body
     param = ".".join(_shown(part) for part in path) or None
     kind = detail["type"]
     if kind == "extra_forbidden":
@@ -172,12 +189,9 @@ def _problem(detail: Mapping[str, Any]) -> Problem:
         return Problem(param=param, message=f"unknown field{hint}")
     if kind == "missing" and param is None:
         return Problem(param=None, message="the body is empty; send a JSON object")
-    if kind in ("model_type", "model_attributes_type"):
-        return Problem(param=param, message="must be a JSON object")
-    if kind == "string_unicode":
-        return Problem(param=param, message="a field's name is not valid Unicode")
-    message = detail["msg"].removeprefix("Value error, ").replace("Input should", "must")
-    return Problem(param=param, message=message.replace("must be a valid", "must be a"))
+    if kind == "value_error":
+        return Problem(param=param, message=detail["msg"].removeprefix("Value error, "))
+    return Problem(param=param, message=_MESSAGES.get(kind, detail["msg"]))
 
 
 def _shown(part: str | int) -> str:

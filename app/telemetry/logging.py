@@ -47,7 +47,7 @@ def configure_logging(level: str, stream: TextIO | None = None) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level.upper())
-    for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
+    for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "transformers", "huggingface_hub"):
         logger = logging.getLogger(name)
         logger.handlers = []
         logger.propagate = True

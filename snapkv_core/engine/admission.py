@@ -32,9 +32,8 @@ class RequestPreparer:
             PromptTooLongError: The prompt does not fit the context.
         """
         arrival_s = time.monotonic()
-        field = "prompt"
-        if not isinstance(request.prompt, str) and isinstance(request.prompt[0], ChatMessage):
-            field = "messages"
+        is_chat = any(isinstance(part, ChatMessage) for part in request.prompt[:1])
+        field = "messages" if is_chat else "prompt"
         prompt_ids = self._encode(request, field)
         if request.sampling.n > self._config.max_num_seqs:
             raise InvalidParameterError(

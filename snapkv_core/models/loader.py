@@ -151,6 +151,11 @@ def _explain(name: str, error: BaseException) -> str:
         )
     if "RepositoryNotFoundError" in kinds or "is not a valid model identifier" in text:
         return f"model {name!r} does not exist on the hub, or is private and HF_TOKEN is missing"
+    if "couldn't connect to" in text or "LocalEntryNotFoundError" in kinds:
+        return (
+            f"model {name!r} is not in the hub's cache on this machine and the hub cannot be "
+            "reached; name a local folder instead"
+        )
     if "trust_remote_code" in text:
         return f"model {name!r} needs code of its own, which is never run here"
     return f"model {name!r} could not be loaded: {text[:300]}"

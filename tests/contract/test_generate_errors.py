@@ -138,6 +138,7 @@ async def test_bad_value_is_a_422_that_names_the_field(
         (b'{"prompt": ' + b"[" * 900 + b"]" * 900 + b"}", "prompt"),
         (b'{"a":' * 100_000, "nested too deeply"),
         (b'{"prompt": "a", "max_tokens": 5}', "unknown field"),
+        (b'{"prompt": "a", "body": 5}', "body: unknown field"),
         (b'{"prompt": "a", "windowsize": 5}', "did you mean window_size?"),
         (b'{"prompt": "a", "\\ud800": 5}', "Unicode"),
         (b'{"prompt": "a", "' + b"x" * 100_000 + b'": 5}', "unknown field"),

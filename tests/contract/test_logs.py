@@ -8,12 +8,11 @@ from typing import Any
 
 import httpx
 import pytest
-import structlog
 
 from app.main import create_app
-from app.telemetry.logging import configure_logging
 from tests.support.app_client import fake_service, listening, settings_for_tests
 from tests.support.fake_engine import FakeEngine
+from tests.support.logs import captured_log
 
 SECRET = "tangerine"
 
@@ -21,13 +20,8 @@ SECRET = "tangerine"
 @pytest.fixture
 def log() -> Iterator[io.StringIO]:
     """Capture every log line of the process at the lowest level."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    stream = io.StringIO()
-    configure_logging("debug", stream)
-    yield stream
-    root.handlers, root.level = handlers, level
-    structlog.reset_defaults()
+    with captured_log() as stream:
+        yield stream
 
 
 def lines_of(log: io.StringIO) -> list[dict[str, Any]]:

@@ -48,7 +48,7 @@ def test_abort_frees_the_kv_at_any_moment_and_the_neighbour_goes_on(num_steps: i
 
     held = engine.kv_bytes
     ended = engine.abort(doomed.request_id)
-    assert num_steps == 0 or engine.kv_bytes < held
+    assert engine.kv_bytes < held or held == 0
     assert [event.finish_reason for event in ended] == [FinishReason.ABORT] * 2
     assert summary_of(ended).finish_reasons == (FinishReason.ABORT,) * 2
     assert engine.abort(doomed.request_id) == []

@@ -35,7 +35,11 @@ def _require_unicode(text: str) -> str:
 
 
 def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) or value is None:
+        return value
+    raise ValueError("must be a string or a list of strings")
 
 
 Text = Annotated[str, AfterValidator(_require_unicode)]

@@ -17,6 +17,7 @@ from app.main import create_app
 from snapkv_core import ModelLoadError
 from tests.support.app_client import listening, settings_for_tests
 from tests.support.fake_engine import FakeEngine
+from tests.support.logs import captured_log
 
 
 class Command:
@@ -63,11 +64,13 @@ def url() -> Iterator[str]:
             await asyncio.to_thread(done.wait)
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),))
-    thread.start()
-    assert ready.wait(10)
-    yield found[0]
-    done.set()
-    thread.join()
+    # Its log would otherwise be part of what the command printed.
+    with captured_log():
+        thread.start()
+        assert ready.wait(10)
+        yield found[0]
+        done.set()
+        thread.join()
 
 
 @pytest.mark.parametrize("how", ["--prompt", "--file", "stdin"])

@@ -1,0 +1,181 @@
+"""Streams of the asyncio front: all events in order, an abort when a reader leaves, a clean end."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from functools import cache
+
+import pytest
+
+from snapkv_core import (
+    AsyncEngine,
+    CompressionConfig,
+    EngineStoppedError,
+    FinishReason,
+    InvalidParameterError,
+    QueueFullError,
+    TokenEvent,
+)
+from tests.support.engines import ask, ids_of, make_engine, make_request, summary_of, text_of
+from tests.support.models import build_model, random_prompt
+
+_COMPRESSION = CompressionConfig(max_capacity_prompt=24, window_size=8, kernel_size=3)
+_PROMPT = random_prompt(100, seed=1)
+
+
+@cache
+def solo_ids(seed: int, length: int) -> tuple[int, ...]:
+    """Return what an engine without threads answers."""
+    engine = make_engine(build_model("llama", 2, seed=51))
+    prompt = random_prompt(100, seed=seed)
+    return ask(
+        engine, prompt, _COMPRESSION, max_new_tokens=length, ignore_eos=True
+    ).token_ids[0]
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[AsyncEngine]:
+    """Start an engine with four slots and stop it afterwards."""
+    running = AsyncEngine(
+        make_engine(build_model("llama", 2, seed=51), max_num_seqs=4, max_num_waiting=3)
+    )
+    running.start()
+    yield running
+    await asyncio.to_thread(running.stop)
+
+
+async def idle(engine: AsyncEngine) -> None:
+    """Wait until the engine holds nothing."""
+    async with asyncio.timeout(20):
+        while (stats := engine.stats()).num_running or stats.num_waiting or stats.kv_bytes:
+            await asyncio.sleep(0.01)
+
+
+async def read(engine: AsyncEngine, seed: int, length: int) -> list[TokenEvent]:
+    """Submit a request and read it to its end."""
+    request = make_request(
+        random_prompt(100, seed=seed), _COMPRESSION, max_new_tokens=length, ignore_eos=True
+    )
+    async with await engine.submit(request) as stream:
+        assert stream.num_prompt_tokens == 100
+        return [event async for event in stream]
+
+
+async def test_a_stream_carries_the_answer_of_the_engine_alone(engine: AsyncEngine) -> None:
+    events = await read(engine, 1, 20)
+    assert ids_of(events) == solo_ids(1, 20)
+    assert summary_of(events).finish_reasons == (FinishReason.LENGTH,)
+    await idle(engine)
+    assert engine.stats().is_alive
+
+
+async def test_many_streams_at_once_each_get_their_own_answer(engine: AsyncEngine) -> None:
+    answers = await asyncio.gather(*(read(engine, seed, 15) for seed in range(6)))
+    for seed, events in enumerate(answers):
+        assert ids_of(events) == solo_ids(seed, 15)
+        summary_of(events)
+    await idle(engine)
+
+
+async def test_a_reader_that_leaves_ends_its_request_and_no_other(engine: AsyncEngine) -> None:
+    neighbour = asyncio.create_task(read(engine, 2, 60))
+    request = make_request(_PROMPT, _COMPRESSION, max_new_tokens=1_500, ignore_eos=True)
+    async with await engine.submit(request) as stream:
+        async for _ in stream:
+            break
+    assert ids_of(await neighbour) == solo_ids(2, 60)
+    await idle(engine)
+
+
+async def test_a_cancelled_reader_frees_the_kv(engine: AsyncEngine) -> None:
+    task = asyncio.create_task(read(engine, 3, 1_500))
+    async with asyncio.timeout(20):
+        while engine.stats().kv_bytes == 0:
+            await asyncio.sleep(0.005)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await idle(engine)
+
+
+async def test_closing_twice_and_after_the_end_is_harmless(engine: AsyncEngine) -> None:
+    stream = await engine.submit(make_request(_PROMPT, _COMPRESSION, max_new_tokens=2))
+    events = [event async for event in stream]
+    await stream.aclose()
+    await stream.aclose()
+    assert text_of(events) is not None
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+
+
+async def test_a_bad_request_is_refused_at_once_and_the_next_one_works(
+    engine: AsyncEngine,
+) -> None:
+    for prompt in ("", (260,), (-1,)):
+        with pytest.raises(InvalidParameterError):
+            await engine.submit(make_request(prompt, _COMPRESSION))
+    assert ids_of(await read(engine, 1, 20)) == solo_ids(1, 20)
+
+
+async def test_more_than_fits_is_refused_and_accepted_again_later(engine: AsyncEngine) -> None:
+    streams = [
+        await engine.submit(
+            make_request(_PROMPT, _COMPRESSION, max_new_tokens=1_500, ignore_eos=True)
+        )
+        for _ in range(7)
+    ]
+    with pytest.raises(QueueFullError) as refused:
+        await engine.submit(make_request(_PROMPT, _COMPRESSION, max_new_tokens=2))
+    assert refused.value.retry_after_s > 0
+    for stream in streams:
+        await stream.aclose()
+    assert ids_of(await read(engine, 1, 20)) == solo_ids(1, 20)
+    await idle(engine)
+
+
+async def test_a_doubled_request_id_fails_and_spares_the_first(engine: AsyncEngine) -> None:
+    request = make_request(_PROMPT, _COMPRESSION, max_new_tokens=40, ignore_eos=True)
+    first = await engine.submit(request)
+    async with await engine.submit(request) as second:
+        refused = [event async for event in second]
+    assert refused[-1].finish_reason is FinishReason.ERROR
+    assert refused[-1].error is not None
+    events = [event async for event in first]
+    assert ids_of(events) == solo_ids(1, 40)
+
+
+async def test_leaving_a_doubled_request_id_spares_the_first(engine: AsyncEngine) -> None:
+    request = make_request(_PROMPT, _COMPRESSION, max_new_tokens=40, ignore_eos=True)
+    first = await engine.submit(request)
+    second = await engine.submit(request)
+    await second.aclose()
+    async with asyncio.timeout(20):
+        events = [event async for event in first]
+    assert ids_of(events) == solo_ids(1, 40)
+
+
+async def test_stop_gives_every_stream_its_end_and_refuses_new_ones() -> None:
+    engine = AsyncEngine(make_engine(build_model("llama", 2, seed=51), max_num_seqs=2))
+    engine.start()
+    streams = [
+        await engine.submit(
+            make_request(_PROMPT, _COMPRESSION, max_new_tokens=1_500, ignore_eos=True)
+        )
+        for _ in range(4)
+    ]
+    await anext(streams[0])
+    await asyncio.to_thread(engine.stop)
+    for stream in streams:
+        async with asyncio.timeout(10):
+            events = [event async for event in stream]
+        assert events[-1].finish_reason is FinishReason.ERROR
+        assert events[-1].summary is not None
+    assert not engine.stats().is_alive
+    with pytest.raises(EngineStoppedError):
+        await engine.submit(make_request("hi"))
+
+
+async def test_an_engine_that_was_never_started_refuses() -> None:
+    engine = AsyncEngine(make_engine(build_model("llama", 2, seed=51)))
+    with pytest.raises(EngineStoppedError):
+        await engine.submit(make_request("hi"))
+    engine.stop()
