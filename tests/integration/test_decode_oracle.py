@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from snapkv_core import CompressionConfig, Engine
+from snapkv_core.config import Pooling
 from tests.oracles.masked_decode import Knobs, MaskedDecoder
 from tests.support.engines import FULL, ask, make_engine
 from tests.support.models import (
@@ -53,7 +54,12 @@ def test_greedy_ids_equal_transformers_when_the_prompt_fits(
 )
 @pytest.mark.parametrize(("family", "num_kv_heads"), every_model)
 def test_decode_after_compression_equals_the_masked_oracle(
-    family: str, num_kv_heads: int, capacity: int, window_size: int, kernel_size: int, pooling: str
+    family: str,
+    num_kv_heads: int,
+    capacity: int,
+    window_size: int,
+    kernel_size: int,
+    pooling: Pooling,
 ) -> None:
     engine = engine_for(family, num_kv_heads)
     decoder = MaskedDecoder(build_model(family, num_kv_heads, seed=_SEED))

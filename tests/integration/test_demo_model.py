@@ -1,6 +1,5 @@
 """The demo model: its tokenizer, its greedy answers, and decoding after compression."""
 
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -9,6 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from snapkv_core import ChatMessage, CompressionConfig, Engine, EngineConfig
+from snapkv_core.config import Pooling
 from tests.oracles.masked_decode import Knobs, MaskedDecoder
 from tests.support.engines import FULL, ask, drain, make_request, text_of
 from tests.support.essays import cache_dir, load_essays
@@ -18,12 +18,10 @@ pytestmark = [pytest.mark.demo, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
+def engine() -> Engine:
     """Load the demo model in float32, as the service would."""
-    config = EngineConfig(
-        model="demo", cache_dir=str(cache_dir()), device="cpu", dtype="float32"
-    )
-    yield Engine.load(config)
+    config = EngineConfig(model="demo", cache_dir=str(cache_dir()), device="cpu", dtype="float32")
+    return Engine.load(config)
 
 
 @cache
@@ -47,8 +45,28 @@ def essay_ids(engine: Engine, num_tokens: int, start: int = 0) -> tuple[int, ...
     [
         (
             "Hello world, this is a test.\n\n  x = 29093 naïve 日本語 🎉",
-            [19556, 905, 28, 451, 314, 253, 1028, 30, 8866, 1792, 446, 216, 34, 41, 32, 41, 35]
-            + [15486, 46494, 17097, 241, 115, 40993, 179, 120, 248, 15107, 232, 227],
+            [
+                *(
+                    19556,
+                    905,
+                    28,
+                    451,
+                    314,
+                    253,
+                    1028,
+                    30,
+                    8866,
+                    1792,
+                    446,
+                    216,
+                    34,
+                    41,
+                    32,
+                    41,
+                    35,
+                ),
+                *(15486, 46494, 17097, 241, 115, 40993, 179, 120, 248, 15107, 232, 227),
+            ],
         ),
         ("It's 1900, isn't it?", [1589, 506, 216, 33, 41, 32, 32, 28, 3247, 982, 357, 47]),
     ],
@@ -94,7 +112,7 @@ def test_greedy_ids_equal_transformers_on_a_real_prompt(engine: Engine) -> None:
     [(128, 16, 15, "max"), (64, 32, 5, "avg"), (400, 16, 7, "max")],
 )
 def test_decode_after_compression_equals_the_masked_oracle(
-    engine: Engine, capacity: int, window_size: int, kernel_size: int, pooling: str
+    engine: Engine, capacity: int, window_size: int, kernel_size: int, pooling: Pooling
 ) -> None:
     prompt = essay_ids(engine, 700, start=30_000)
     compression = CompressionConfig(
@@ -114,9 +132,7 @@ def test_decode_after_compression_equals_the_masked_oracle(
     report = answer.summary.compression
     assert report is not None
     assert report.kept_counts is not None
-    counts = [
-        [sum(token in head for head in kept) for token in range(700)] for kept in oracle.kept
-    ]
+    counts = [[sum(token in head for head in kept) for token in range(700)] for kept in oracle.kept]
     assert [list(layer) for layer in report.kept_counts.per_layer] == counts, (
         f"kept tokens differ; smallest margin between scores {oracle.smallest_margin:.2g}"
     )

@@ -1,4 +1,4 @@
-"""A number hidden in real essays is found from a cache twenty times smaller as from the full one."""
+"""A number hidden in essays is found from a twenty times smaller cache as from the full one."""
 
 import random
 import re
@@ -22,12 +22,10 @@ _SMALL = CompressionConfig(max_capacity_prompt=128, window_size=16, kernel_size=
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
+def engine() -> Engine:
     """Load the demo model in float32, which is exact and the same on every machine."""
-    config = EngineConfig(
-        model="demo", cache_dir=str(cache_dir()), device="cpu", dtype="float32"
-    )
-    yield Engine.load(config)
+    config = EngineConfig(model="demo", cache_dir=str(cache_dir()), device="cpu", dtype="float32")
+    return Engine.load(config)
 
 
 def needle_prompts() -> Iterator[tuple[str, str, float]]:

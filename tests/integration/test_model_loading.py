@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     Gemma2Config,
     GPT2Config,
+    GraniteConfig,
     LlamaConfig,
-    MistralConfig,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
@@ -89,7 +89,7 @@ def test_messages_go_through_the_folders_chat_template(tmp_path: Path) -> None:
     by_messages = ask(engine, messages, _COMPRESSION, max_new_tokens=8, ignore_eos=True)
     by_text = ask(engine, rendered, _COMPRESSION, max_new_tokens=8, ignore_eos=True)
     assert by_messages.token_ids == by_text.token_ids
-    with pytest.raises(InvalidParameterError, match="messages|prompt"):
+    with pytest.raises(InvalidParameterError, match=r"messages|prompt"):
         ask(engine, (), _COMPRESSION, max_new_tokens=8)
 
 
@@ -158,9 +158,7 @@ def test_a_sliding_window_that_the_context_never_reaches_is_served() -> None:
 
 
 def test_a_sliding_window_in_some_layers_is_refused() -> None:
-    config = Qwen2Config(
-        **_SHAPE, use_sliding_window=True, sliding_window=64, max_window_layers=1
-    )
+    config = Qwen2Config(**_SHAPE, use_sliding_window=True, sliding_window=64, max_window_layers=1)
     assert "sliding window" in refusal(config)
     # Named in the file but switched off, as all Qwen2 models have it.
     off = Qwen2Config(**_SHAPE, use_sliding_window=False, sliding_window=64)
@@ -177,14 +175,11 @@ def test_a_family_that_caps_its_logits_is_refused() -> None:
 
 @pytest.mark.parametrize("field", ["embedding_multiplier", "logits_scaling"])
 def test_a_scale_outside_the_layers_is_refused(field: str) -> None:
-    from transformers import GraniteConfig
-
-    assert "Granite" in refusal(GraniteConfig(**_SHAPE, **{field: 3.0}))
+    scale: dict[str, Any] = {field: 3.0}
+    assert "Granite" in refusal(GraniteConfig(**_SHAPE, **scale))
 
 
 def test_scales_inside_the_layers_are_served_exactly() -> None:
-    from transformers import GraniteConfig
-
     def build() -> PreTrainedModel:
         return randomised(
             GraniteConfig(**_SHAPE, attention_multiplier=0.4, residual_multiplier=0.7), seed=4

@@ -1,6 +1,7 @@
 """A seed fixes an answer, whatever else runs, and each of `n` choices is one of its own."""
 
 from functools import cache
+from typing import Any
 
 from snapkv_core import CompressionConfig, Engine
 from tests.support.engines import ask, ids_of, make_engine, make_request, run_together, summary_of
@@ -8,7 +9,7 @@ from tests.support.models import build_model, random_prompt
 
 _COMPRESSION = CompressionConfig(max_capacity_prompt=30, window_size=8, kernel_size=3)
 _PROMPT = random_prompt(80, seed=1)
-_WARM = {"temperature": 1.0, "max_new_tokens": 16, "ignore_eos": True}
+_WARM: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 16, "ignore_eos": True}
 
 
 @cache

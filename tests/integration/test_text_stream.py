@@ -1,5 +1,7 @@
 """Streamed text is whole characters, never part of a stop string, and nothing gets lost."""
 
+from typing import Any
+
 import pytest
 
 from snapkv_core import CompressionConfig, FinishReason, RequestOutput, TokenEvent
@@ -7,13 +9,11 @@ from tests.support.engines import FULL, ask, drain, make_engine, make_request, s
 from tests.support.models import scripted_model
 
 
-def stream_and_ask(
-    pieces: list[bytes], **sampling: object
-) -> tuple[list[TokenEvent], RequestOutput]:
+def stream_and_ask(pieces: list[bytes], **sampling: Any) -> tuple[list[TokenEvent], RequestOutput]:
     """Let a model say these pieces, once streamed and once not."""
     model, tokenizer = scripted_model(pieces)
     engine = make_engine(model, tokenizer)
-    sampling = {"max_new_tokens": 64, **sampling}
+    sampling = {"max_new_tokens": 64} | sampling
     engine.add_request(make_request("ppp", FULL, **sampling))
     events = drain(engine)
     assert engine.kv_bytes == 0

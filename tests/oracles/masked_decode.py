@@ -7,12 +7,14 @@ only. Reads weights from a transformers model and shares no code with it or with
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-#: Kept prompt tokens by layer and KV head; None for a prompt that loses nothing.
-KeptByLayer = Sequence[Sequence[Sequence[int]]]
+#: Kept prompt tokens of one layer by KV head, and those of all layers.
+KeptByHead = Sequence[Sequence[int]]
+KeptByLayer = Sequence[KeptByHead]
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,9 @@ class MaskedDecode:
 class MaskedDecoder:
     """Weights of a Llama, Mistral or Qwen2 model and their forward pass, step by step."""
 
-    def __init__(self, model: torch.nn.Module, dtype: torch.dtype = torch.float64) -> None:
+    def __init__(self, model: Any, dtype: torch.dtype = torch.float64) -> None:
         config = model.config
-        self._weights = {
+        self._weights: dict[str, Tensor] = {
             name: tensor.detach().to(dtype) for name, tensor in model.state_dict().items()
         }
         self._dtype = dtype
@@ -141,7 +143,7 @@ class MaskedDecoder:
         result.kept.append(kept)
         result.kept_attention_mass.append(mass)
 
-    def _visible(self, length: int, prompt_len: int, kept: KeptByLayer | None) -> Tensor:
+    def _visible(self, length: int, prompt_len: int, kept: KeptByHead | None) -> Tensor:
         """Say which key each query may see: `[num_kv_heads, length, length]`, bool."""
         visible = torch.ones(length, length, dtype=torch.bool).tril()
         visible = visible.repeat(self._num_kv_heads, 1, 1)
@@ -167,13 +169,14 @@ class MaskedDecoder:
         return flat.reshape(-1, num_heads, self._head_dim).transpose(0, 1)
 
     def _linear(self, hidden: Tensor, name: str) -> Tensor:
-        result = hidden @ self._weights[f"{name}.weight"].T
+        result: Tensor = hidden @ self._weights[f"{name}.weight"].T
         bias = self._weights.get(f"{name}.bias")
         return result if bias is None else result + bias
 
     def _rms_norm(self, hidden: Tensor, name: str) -> Tensor:
         mean_square = (hidden * hidden).mean(dim=-1, keepdim=True)
-        return hidden / torch.sqrt(mean_square + self._eps) * self._weights[name]
+        normed: Tensor = hidden / torch.sqrt(mean_square + self._eps) * self._weights[name]
+        return normed
 
     def _rotation(self, length: int) -> tuple[Tensor, Tensor]:
         # Models define their angles in float32; 64 bits here would be another model at position

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
@@ -43,7 +43,7 @@ _SHARED_CONFIG: Final = {
 }
 _CONFIG_CLASSES: Final = {"mistral": MistralConfig, "llama": LlamaConfig, "qwen2": Qwen2Config}
 # Hidden sizes that differ from heads times head size show code that mixes the two up.
-_FAMILY_CONFIG: Final = {
+_FAMILY_CONFIG: Final[dict[str, dict[str, Any]]] = {
     "mistral": {"head_dim": 16, "hidden_size": 64, "sliding_window": None},
     "llama": {"head_dim": 16, "hidden_size": 72, "attention_bias": True},
     "qwen2": {"hidden_size": 96, "tie_word_embeddings": True},
@@ -52,14 +52,15 @@ _FAMILY_CONFIG: Final = {
 
 def tiny_config(family: str, num_kv_heads: int, **overrides: object) -> PreTrainedConfig:
     """Build the configuration of a tiny model of one family."""
-    values = {
+    values: dict[str, Any] = {
         **_SHARED_CONFIG,
         "num_hidden_layers": 4 if family == "llama" else 3,
         "num_key_value_heads": num_kv_heads,
         **_FAMILY_CONFIG[family],
         **overrides,
     }
-    return _CONFIG_CLASSES[family](**values)
+    config: PreTrainedConfig = _CONFIG_CLASSES[family](**values)
+    return config
 
 
 def build_model(
@@ -75,7 +76,7 @@ def randomised(config: PreTrainedConfig, *, seed: int = 0) -> PreTrainedModel:
     The usual initialisation (0.02) gives attention so flat and logits so small that every wrong
     cache passes a tolerance of 1e-4; here attention logits spread by about two, output logits too.
     """
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -88,7 +89,8 @@ def randomised(config: PreTrainedConfig, *, seed: int = 0) -> PreTrainedModel:
             else:
                 gain = 1.5 if any(part in name for part in ("q_proj", "k_proj", "lm_head")) else 1.0
                 weight.copy_(noise * gain / weight.shape[1] ** 0.5)
-    return model.eval()
+    model.eval()
+    return model
 
 
 def random_prompt(length: int, *, seed: int = 0) -> tuple[int, ...]:
@@ -97,9 +99,7 @@ def random_prompt(length: int, *, seed: int = 0) -> tuple[int, ...]:
     return tuple(torch.randint(0, NUM_BYTES, (length,), generator=generator).tolist())
 
 
-def greedy_reference(
-    model: PreTrainedModel, prompt_ids: Sequence[int], max_new_tokens: int
-) -> list[int]:
+def greedy_reference(model: Any, prompt_ids: Sequence[int], max_new_tokens: int) -> list[int]:
     """Generate greedily with transformers and its full cache; the end token is not returned."""
     ids = torch.tensor([list(prompt_ids)])
     output = model.generate(
@@ -110,7 +110,8 @@ def greedy_reference(
         eos_token_id=None,
         pad_token_id=0,
     )
-    return output[0, len(prompt_ids) :].tolist()
+    ids_after: list[int] = output[0, len(prompt_ids) :].tolist()
+    return ids_after
 
 
 class ByteTokenizer:
@@ -186,7 +187,8 @@ def scripted_model(pieces: Sequence[bytes]) -> tuple[PreTrainedModel, ScriptedTo
         for token in range(vocab_size):
             successor = 2 if token == 0 else token + 1
             model.lm_head.weight[1 if successor >= vocab_size else successor, token] = 1.0
-    return model.eval(), ScriptedTokenizer(tuple(pieces))
+    model.eval()
+    return model, ScriptedTokenizer(tuple(pieces))
 
 
 CHAT_TEMPLATE: Final = (

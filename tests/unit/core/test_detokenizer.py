@@ -1,5 +1,6 @@
 """Pieces of text are whole characters, join to the whole text and end before a stop string."""
 
+import itertools
 from collections.abc import Sequence
 
 import pytest
@@ -16,7 +17,7 @@ class Pieces:
 
     def __init__(self, raw: bytes, cuts: Sequence[int]) -> None:
         borders = [0, *sorted(cut % (len(raw) + 1) for cut in cuts), len(raw)]
-        pairs = zip(borders, borders[1:], strict=False)
+        pairs = itertools.pairwise(borders)
         self.pieces = [raw[start:end] for start, end in pairs]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -70,9 +71,7 @@ def test_one_stop_string_cuts_at_its_first_place_however_tokens_are_cut(
     st.lists(st.text(alphabet="abc", min_size=1, max_size=4), min_size=1, max_size=4),
 )
 @settings(max_examples=400, deadline=None)
-def test_of_several_stop_strings_the_first_to_be_complete_wins(
-    text: str, stops: list[str]
-) -> None:
+def test_of_several_stop_strings_the_first_to_be_complete_wins(text: str, stops: list[str]) -> None:
     chunks = push_all(Pieces(text.encode(), range(len(text))), tuple(stops))
     # Letter by letter: the shortest beginning of the text that ends in a stop string.
     expected = text

@@ -1,4 +1,4 @@
-"""The KV store keeps exactly the chosen entries of each KV head, in order, and frees all of them."""
+"""The KV store keeps exactly the chosen entries of each KV head, in order, and frees them all."""
 
 import pytest
 import torch

@@ -1,11 +1,19 @@
 """The oracles are right: by hand, against the models' own forward, and against each other."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from tests.oracles.masked_decode import Knobs, MaskedDecoder
 from tests.oracles.snapkv_loops import keep_best, pool, select_by_loops
-from tests.support.models import FAMILIES, NUM_KV_HEADS, build_model, greedy_reference, random_prompt
+from tests.support.models import (
+    FAMILIES,
+    NUM_KV_HEADS,
+    build_model,
+    greedy_reference,
+    random_prompt,
+)
 
 
 def test_loops_give_a_selection_computed_by_hand() -> None:
@@ -83,7 +91,7 @@ def test_both_oracles_keep_the_same_tokens(pooling: str) -> None:
     assert found.kept_attention_mass[0] == pytest.approx(loops.kept_attention_mass, abs=1e-5)
 
 
-def _roped(model: torch.nn.Module, prompt: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+def _roped(model: Any, prompt: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
     """Take the first layer's roped queries and keys from transformers' own modules."""
     from transformers.models.mistral.modeling_mistral import apply_rotary_pos_emb
 

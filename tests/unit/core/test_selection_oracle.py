@@ -1,5 +1,7 @@
 """What one layer keeps equals the loop oracle, on random tensors, ties, odd and even sizes."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -90,7 +92,7 @@ def _scores(kept: list[int], scores: list[float]) -> list[float]:
 @pytest.mark.parametrize(("window_size", "capacity"), [(4, 16), (5, 16), (4, 15), (1, 2), (8, 9)])
 @pytest.mark.parametrize("prompt_len", [48, 49])
 def test_named_sizes_keep_exactly_what_the_loops_keep(
-    pooling: str, window_size: int, capacity: int, prompt_len: int
+    pooling: Any, window_size: int, capacity: int, prompt_len: int
 ) -> None:
     queries, keys = random_layer(2, 3, window_size, prompt_len, seed=prompt_len + capacity)
     config = CompressionConfig(
@@ -128,7 +130,7 @@ def test_observed_attention_equals_the_loops(shape: tuple[int, int, int, int]) -
 )
 @settings(deadline=None)
 def test_pooling_counts_only_tokens_that_exist(
-    row: list[int], kernel_size: int, pooling: str
+    row: list[int], kernel_size: int, pooling: Any
 ) -> None:
     found = pool_scores(torch.tensor([row]).float(), kernel_size=kernel_size, pooling=pooling)
     expected = pool([float(value) for value in row], kernel_size=kernel_size, pooling=pooling)
