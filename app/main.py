@@ -73,6 +73,7 @@ def create_app(
         title="SnapKV inference",
         summary="LLM inference with a KV-cache budget per request.",
         lifespan=lifespan,
+        redirect_slashes=False,
     )
     app.state.parts = AppParts(
         engine_host=host,

@@ -51,6 +51,8 @@ class SamplingParams:
         require_number("top_p", self.top_p, low=0.0, high=1.0)
         if self.top_p == 0.0:
             raise InvalidParameterError("top_p", "must be greater than 0")
+        if isinstance(self.stop, str):
+            raise InvalidParameterError("stop", "must be a tuple of strings, not one string")
         if len(self.stop) > MAX_STOP_STRINGS:
             raise InvalidParameterError(
                 "stop", f"at most {MAX_STOP_STRINGS} strings, got {len(self.stop)}"

@@ -1,7 +1,7 @@
 """The one table from what can go wrong to a status and a body.
 
-The shape is the one that OpenAI clients read. A message never repeats a caller's text beyond the
-name of a field.
+The shape is the one that OpenAI clients read. A message repeats no prompt: of a caller's text only
+field names and short choices such as a method, cut to 80 characters.
 """
 
 import difflib

@@ -9,6 +9,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from app.api.schemas.generate import GenerateRequest, GenerateResponse
 from app.cli.local import generate_here
@@ -84,7 +85,10 @@ def run_generate(options: GenerateOptions) -> None:
     if options.as_json:
         sys.stdout.write(response.model_dump_json(exclude_unset=True) + "\n")
         return
-    sys.stdout.write(response.text + "\n")
+    # A terminal that cannot show a character gets its escape instead of a traceback.
+    encoding = sys.stdout.encoding or "utf-8"
+    text = response.text.encode(encoding, "backslashreplace").decode(encoding)
+    sys.stdout.write(text + "\n")
     console.print(_report(response))
 
 
@@ -99,7 +103,9 @@ def _problems(error: ValidationError) -> list[str]:
 
 def _report(response: GenerateResponse) -> Table:
     usage, timings, cache = response.usage, response.timings, response.kv_cache
-    table = Table(title=f"{response.model}, finished: {response.finish_reason}", show_header=False)
+    # A Text, since the server's words are no markup of ours.
+    title = Text(f"{response.model}, finished: {response.finish_reason}")
+    table = Table(title=title, show_header=False)
     table.add_row("tokens", f"{usage.prompt_tokens:,} read, {usage.completion_tokens:,} generated")
     if cache is not None:
         entries = f"{cache.original_entries:,} -> {cache.compressed_entries:,.0f}"

@@ -38,9 +38,12 @@ def generate_there(url: str, fields: Mapping[str, Any], console: Console) -> Gen
                 if "usage" in event:
                     return GenerateResponse(**{**event, "text": "".join(pieces)})
                 status.update(f"{len(pieces)} pieces of the answer")
-    except (httpx.HTTPError, httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+    except (json.JSONDecodeError, ValidationError):
+        raise SnapKVError(f"{url} does not answer as this service does") from None
+    except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
+        # ValueError: proxy settings and host names that cannot be encoded.
         raise GenerationFailedError(f"{url}: {str(error) or type(error).__name__}") from None
-    except (json.JSONDecodeError, KeyError, TypeError, ValidationError) as error:
+    except (KeyError, TypeError, RecursionError) as error:
         raise SnapKVError(f"{url} does not answer as this service does ({error!r:.100})") from None
     raise GenerationFailedError(f"{url}: the answer ended before its last event")
 

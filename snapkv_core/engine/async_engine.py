@@ -43,7 +43,7 @@ class ResponseStream:
         self.num_prompt_tokens = num_prompt_tokens
         self._engine = engine
         self._loop = asyncio.get_running_loop()
-        self._events: asyncio.Queue[TokenEvent] = asyncio.Queue()
+        self._events: asyncio.Queue[TokenEvent | None] = asyncio.Queue()
         self._is_over = False
 
     def __aiter__(self) -> "ResponseStream":
@@ -53,9 +53,9 @@ class ResponseStream:
         if self._is_over:
             raise StopAsyncIteration
         event = await self._events.get()
-        if event.summary is not None:
-            self._is_over = True
-            self._engine._forget(self)
+        if event is None:
+            raise StopAsyncIteration
+        self._is_over = event.summary is not None
         return event
 
     async def __aenter__(self) -> "ResponseStream":
@@ -73,6 +73,7 @@ class ResponseStream:
         """Abort the request unless it is finished; harmless when called twice."""
         if not self._is_over:
             self._is_over = True
+            self._events.put_nowait(None)  # wakes a task that is waiting for the next event
             self._engine._abandon(self)
 
 
@@ -85,7 +86,7 @@ class _Add:
 
 @dataclass(frozen=True, slots=True)
 class _Abort:
-    request_id: str
+    stream: ResponseStream
 
 
 class _Stop:
@@ -104,6 +105,7 @@ class AsyncEngine:
         self._inbox: queue.SimpleQueue[_Add | _Abort | _Stop] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="snapkv-engine", daemon=True)
         self._takes_requests = False
+        self._inbox_lock = threading.Lock()  # no request enters an inbox that was drained for good
         self._in_flight: set[ResponseStream] = set()  # event loop only
         self._num_preparing = 0  # event loop only
         self._streams: dict[str, ResponseStream] = {}  # engine thread only
@@ -175,10 +177,11 @@ class AsyncEngine:
             group = await asyncio.to_thread(self._engine.prepare, request)
         finally:
             self._num_preparing -= 1
-        self._require_running()
         stream = ResponseStream(self, request.request_id, group[0].num_prompt_tokens)
+        with self._inbox_lock:
+            self._require_running()
+            self._inbox.put(_Add(request, group, stream))
         self._in_flight.add(stream)
-        self._inbox.put(_Add(request, group, stream))
         return stream
 
     def stats(self) -> EngineStats:
@@ -204,7 +207,7 @@ class AsyncEngine:
 
     def _abandon(self, stream: ResponseStream) -> None:
         self._in_flight.discard(stream)
-        self._inbox.put(_Abort(stream.request_id))
+        self._inbox.put(_Abort(stream))
 
     def _run(self) -> None:
         """Turn the loop until told to stop; whatever happens, every stream gets an end."""
@@ -218,9 +221,11 @@ class AsyncEngine:
         except Exception:
             _logger.exception("the engine thread died")
         finally:
-            self._takes_requests = False
+            with self._inbox_lock:
+                self._takes_requests = False
+                self._end_all(reason)
             self._busy_since = None
-            self._end_all(reason)
+            self._counts = (0, 0, 0)
 
     def _drain_inbox(self) -> bool:
         """Take all messages, waiting for one while there is nothing to do; False means stop."""
@@ -236,9 +241,7 @@ class AsyncEngine:
             if isinstance(message, _Add):
                 self._add(message)
             else:
-                # Nobody listens any more, so the events of the abort go nowhere.
-                self._engine.abort(message.request_id)
-                self._streams.pop(message.request_id, None)
+                self._abort(message.stream)
             self._count()
 
     def _add(self, message: _Add) -> None:
@@ -248,6 +251,13 @@ class AsyncEngine:
             self._post([(message.stream, _error_event(message.request.request_id, str(error)))])
         else:
             self._streams[message.request.request_id] = message.stream
+
+    def _abort(self, stream: ResponseStream) -> None:
+        # Another request may carry the id of one that has ended.
+        if self._streams.get(stream.request_id) is stream:
+            # Nobody listens any more, so the events of the abort go nowhere.
+            self._engine.abort(stream.request_id)
+            del self._streams[stream.request_id]
 
     def _deliver(self, events: SequenceOf[TokenEvent]) -> None:
         deliveries = []
@@ -272,7 +282,7 @@ class AsyncEngine:
             except RuntimeError:
                 # The loop was closed with requests in flight: nobody is left to read them.
                 for stream, _ in batch:
-                    self._inbox.put(_Abort(stream.request_id))
+                    self._inbox.put(_Abort(stream))
 
     def _end_all(self, reason: str) -> None:
         """Give every stream its end, those still in the inbox included."""
@@ -295,6 +305,9 @@ class AsyncEngine:
 def _put_all(batch: SequenceOf[tuple[ResponseStream, TokenEvent]]) -> None:
     for stream, event in batch:
         stream._events.put_nowait(event)
+        if event.summary is not None:
+            # Its memory is free already, whether or not anybody reads the rest.
+            stream._engine._forget(stream)
 
 
 def _error_event(request_id: str, error: str) -> TokenEvent:

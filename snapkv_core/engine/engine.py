@@ -14,7 +14,7 @@ from snapkv_core.engine.model_runner import ModelRunner
 from snapkv_core.engine.request_state import RequestState
 from snapkv_core.engine.scheduler import Scheduler
 from snapkv_core.engine.step_plan import DecodeBatch, PrefillSlice, StepPlan, StepResult
-from snapkv_core.errors import GenerationFailedError, InvalidParameterError
+from snapkv_core.errors import GenerationFailedError, InvalidParameterError, ModelLoadError
 from snapkv_core.events import EngineObserver, GenerationRequest, RequestOutput, TokenEvent
 from snapkv_core.kv_cache.layout import KVLayout
 from snapkv_core.kv_cache.manager import KVCacheManager
@@ -69,7 +69,10 @@ class Engine:
             ModelLoadError: The model cannot be served.
         """
         engine = cls(load_model(config), config)
-        engine.warm_up()
+        try:
+            engine.warm_up()
+        except GenerationFailedError as error:
+            raise ModelLoadError(f"the model was loaded, but cannot generate: {error}") from error
         engine.observer = observer
         return engine
 
@@ -107,12 +110,13 @@ class Engine:
 
     def warm_up(self) -> None:
         """Run a short compressed request, so that the first real one pays for no set-up."""
-        length = min(48, self.spec.max_model_len - 2)
+        num_new = min(2, self.config.max_new_tokens_limit, self.spec.max_model_len - 1)
+        length = min(48, self.spec.max_model_len - num_new)
         compression = CompressionConfig(
             max_capacity_prompt=max(2, length // 2), window_size=1, kernel_size=1
         )
         prompt = tuple(index % self.spec.vocab_size for index in range(1, length + 1))
-        sampling = SamplingParams(max_new_tokens=2, ignore_eos=True)
+        sampling = SamplingParams(max_new_tokens=num_new, ignore_eos=True)
         self.generate(GenerationRequest("warm-up", prompt, sampling, compression))
 
     def prepare(self, request: GenerationRequest) -> tuple[Sequence, ...]:
@@ -156,8 +160,8 @@ class Engine:
             events += self._end((self._sequences[seq_id],), FinishReason.ERROR, error)
         self._scheduler.commit(plan, result)
         for seq_id, token_id in result.token_ids.items():
-            events.append(self._token_event(self._sequences[seq_id], token_id))
-        num_read = plan.prefill.token_end - plan.prefill.token_start if plan.prefill else 0
+            events += self._token_events(self._sequences[seq_id], token_id)
+        num_read = sum(part.token_end - part.token_start for part in plan.prefill)
         num_decoded = len(plan.decode.seq_ids) if plan.decode else 0
         self._tell("on_step", time.monotonic() - start, num_decoded, num_read)
         return events
@@ -172,16 +176,20 @@ class Engine:
         group = self.prepare(request)
         self.add(request, group)
         texts = [""] * len(group)
-        while True:
-            for event in self.step():
-                if event.request_id != request.request_id:
-                    continue
-                texts[event.choice_index] += event.text
-                if event.error is not None:
-                    raise GenerationFailedError(event.error)
-                if event.summary is not None:
-                    token_ids = tuple(tuple(sequence.output_ids) for sequence in group)
-                    return RequestOutput(tuple(texts), token_ids, event.summary)
+        try:
+            while True:
+                for event in self.step():
+                    if event.request_id != request.request_id:
+                        continue
+                    texts[event.choice_index] += event.text
+                    if event.error is not None:
+                        raise GenerationFailedError(event.error)
+                    if event.summary is not None:
+                        token_ids = tuple(tuple(sequence.output_ids) for sequence in group)
+                        return RequestOutput(tuple(texts), token_ids, event.summary)
+        finally:
+            # An interrupt or the failure of one choice leaves nothing of the others behind.
+            self.abort(request.request_id)
 
     @torch.inference_mode()
     def score(
@@ -219,12 +227,13 @@ class Engine:
         """Run both halves of a plan; what raises fails the sequences it touched and no others."""
         tokens: dict[int, int] = {}
         failures: dict[int, str] = {}
-        if plan.prefill is not None:
+        if plan.prefill:
             try:
-                self._read(plan.prefill, tokens, failures)
+                for part in plan.prefill:
+                    self._read(part, tokens, failures)
             except Exception as error:
                 _logger.exception("prefill slice failed")
-                failures.update(dict.fromkeys(plan.prefill.touched_ids, _describe(error)))
+                failures.update(dict.fromkeys(plan.prefill[0].touched_ids, _describe(error)))
         if plan.decode is not None:
             rows = [self._sequences[seq_id] for seq_id in plan.decode.seq_ids]
             try:
@@ -233,7 +242,8 @@ class Engine:
             except Exception as error:
                 _logger.exception("decode step failed")
                 failures.update(dict.fromkeys(plan.decode.seq_ids, _describe(error)))
-        return StepResult(tokens, failures)
+        # A row that was sampled before another one failed must not count as a success.
+        return StepResult({i: t for i, t in tokens.items() if i not in failures}, failures)
 
     def _read(self, part: PrefillSlice, tokens: dict[int, int], failures: dict[int, str]) -> None:
         """Run one prefill slice; the last one gives each choice its first token."""
@@ -255,32 +265,39 @@ class Engine:
         scheduler.add((sequence,))
         while True:
             plan = scheduler.plan()
-            assert plan.prefill is not None, "the only sequence has not been read yet"
-            logits = self._runner.run_slice(plan.prefill, {sequence.seq_id: sequence})
-            if logits is not None:
-                return logits
+            assert plan.prefill, "the only sequence has not been read yet"
+            for part in plan.prefill:
+                logits = self._runner.run_slice(part, {sequence.seq_id: sequence})
+                if logits is not None:
+                    return logits
             scheduler.commit(plan, StepResult())
 
-    def _token_event(self, sequence: Sequence, token_id: int) -> TokenEvent:
+    def _token_events(self, sequence: Sequence, token_id: int) -> list[TokenEvent]:
         state = self._requests[sequence.request_id]
-        text, is_stopped = state.push(sequence, token_id)
+        try:
+            text, is_stopped = state.push(sequence, token_id)
+        except Exception as error:
+            # A tokenizer may raise on ids that pad its vocabulary.
+            _logger.exception("decoding a token failed")
+            return self._end((sequence,), FinishReason.ERROR, _describe(error))
         if is_stopped:
             self._scheduler.drop((sequence,), FinishReason.STOP)
             # A stop string that the very last token completed ends the answer as one before it.
             sequence.finish_reason = FinishReason.STOP
         event = state.event(sequence, text, (token_id,))
         self._clean_up(sequence, event)
-        return event
+        return [event]
 
     def _end(
         self, group: tuple[Sequence, ...], reason: FinishReason, error: str | None = None
     ) -> list[TokenEvent]:
         """End sequences that are still going, and tell their listeners."""
-        going = tuple(sequence for sequence in group if sequence.finish_reason is None)
+        going = tuple(sequence for sequence in group if sequence.seq_id in self._sequences)
         state = self._requests[group[0].request_id]
         self._scheduler.drop(going, reason)
         events = []
         for sequence in going:
+            sequence.finish_reason = reason
             event = state.event(sequence, error=error)
             self._clean_up(sequence, event)
             events.append(event)

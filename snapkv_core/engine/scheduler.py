@@ -64,7 +64,8 @@ class Scheduler:
         Raises:
             QueueFullError: As many requests wait as may wait.
         """
-        if len(self._waiting) >= self._max_num_waiting:
+        # One prompt is read at a time, so requests for which there is room wait as well.
+        if len(self._waiting) >= self._max_num_seqs + self._max_num_waiting:
             raise QueueFullError(len(self._waiting), retry_after_s=1.0)
         self._waiting.append(group)
 
@@ -86,15 +87,15 @@ class Scheduler:
         """Decide the next step."""
         self._admit()
         decode = DecodeBatch(tuple(self._running)) if self._running else None
-        return StepPlan(prefill=self._next_slice(), decode=decode)
+        return StepPlan(prefill=self._next_slices(), decode=decode)
 
     def commit(self, plan: StepPlan, result: StepResult) -> None:
         """Take over a step's result: append tokens, move the cursor, finish what has ended.
 
         Sequences in `result.failures` must have been dropped before.
         """
-        if plan.prefill is not None and self._prefill is not None:
-            self._advance(plan.prefill)
+        if plan.prefill and self._prefill is not None:
+            self._advance(plan.prefill[-1])
         for seq_id, token_id in result.token_ids.items():
             sequence = self._running[seq_id]
             sequence.output_ids.append(token_id)
@@ -113,29 +114,49 @@ class Scheduler:
             sequence.status = SequenceStatus.PREFILLING
         self._prefill = _PrefillProgress(group)
 
-    def _next_slice(self) -> PrefillSlice | None:
+    def _next_slices(self) -> tuple[PrefillSlice, ...]:
+        """Cut off about one chunk's worth of work, counted in tokens times layers."""
         progress = self._prefill
         if progress is None:
-            return None
-        leader, *siblings = progress.group
-        token_end = min(progress.token_offset + self._chunk, leader.num_prompt_tokens)
+            return ()
+        slices: list[PrefillSlice] = []
+        layer_idx, token_offset, num_tokens = progress.layer_idx, progress.token_offset, 0
+        while layer_idx < self._num_layers:
+            part = self._slice_at(progress.group, layer_idx, token_offset)
+            num_tokens += part.token_end - part.token_start
+            if slices and num_tokens > self._chunk:
+                break
+            slices.append(part)
+            layer_idx, token_offset = self._after(part, progress.group[0])
+        return tuple(slices)
+
+    def _slice_at(
+        self, group: tuple[Sequence, ...], layer_idx: int, token_start: int
+    ) -> PrefillSlice:
+        leader, *siblings = group
+        token_end = min(token_start + self._chunk, leader.num_prompt_tokens)
+        is_last_chunk = token_end == leader.num_prompt_tokens
         return PrefillSlice(
             seq_id=leader.seq_id,
-            layer_idx=progress.layer_idx,
-            token_start=progress.token_offset,
+            layer_idx=layer_idx,
+            token_start=token_start,
             token_end=token_end,
             sibling_ids=tuple(sibling.seq_id for sibling in siblings),
-            is_first=progress.layer_idx == 0 and progress.token_offset == 0,
-            is_last=progress.layer_idx == self._num_layers - 1
-            and token_end == leader.num_prompt_tokens,
+            is_first=layer_idx == 0 and token_start == 0,
+            is_last=layer_idx == self._num_layers - 1 and is_last_chunk,
         )
+
+    @staticmethod
+    def _after(part: PrefillSlice, leader: Sequence) -> tuple[int, int]:
+        """Return the layer and token that follow a slice."""
+        if part.token_end == leader.num_prompt_tokens:
+            return part.layer_idx + 1, 0
+        return part.layer_idx, part.token_end
 
     def _advance(self, part: PrefillSlice) -> None:
         progress = self._prefill
         assert progress is not None, "commit() checked it"
-        progress.token_offset = part.token_end
-        if part.token_end == progress.group[0].num_prompt_tokens:
-            progress.layer_idx, progress.token_offset = part.layer_idx + 1, 0
+        progress.layer_idx, progress.token_offset = self._after(part, progress.group[0])
         if part.is_last:
             for sequence in progress.group:
                 sequence.status = SequenceStatus.RUNNING

@@ -45,12 +45,17 @@ class DecodeBatch:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What one engine step runs: at most one prefill slice, at most one decode batch.
+    """What one engine step runs: some slices of one prompt, at most one decode batch.
 
     The scheduler builds it, the model runner reads it, nobody changes it.
+
+    Attributes:
+        prefill: Consecutive slices of one prompt, together about one chunk of tokens: a short
+            prompt goes through many layers in a step, a long one through a part of one.
+        decode: Sequences that each get their next token.
     """
 
-    prefill: PrefillSlice | None
+    prefill: tuple[PrefillSlice, ...]
     decode: DecodeBatch | None
 
 

@@ -47,10 +47,13 @@ def ensure_demo_model(cache_dir: str | Path) -> Path:
         raise ModelLoadError(f"cannot write to the cache folder {target.parent}: {error}") from None
     with work as name:
         folder = Path(name)
-        gguf_path = _fetch_gguf(folder)
         converted = folder / "converted"
-        _convert_weights(gguf_path, converted)
-        _convert_tokenizer(gguf_path, converted)
+        try:
+            gguf_path = _fetch_gguf(folder)
+            _convert_weights(gguf_path, converted)
+            _convert_tokenizer(gguf_path, converted)
+        except (OSError, zipfile.BadZipFile, KeyError, ValueError) as error:
+            raise ModelLoadError(f"the demo model could not be prepared: {error}") from error
         try:
             # One rename, so that no reader ever sees half a model.
             converted.rename(target)

@@ -1,5 +1,6 @@
 """Load a model and its tokenizer from the demo, a folder or a hub id, and prove it servable."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -61,12 +62,22 @@ def load_model(config: EngineConfig) -> LoadedModel:
         model_config = AutoConfig.from_pretrained(source, revision=revision)
         refuse_unsupported(model_config, config.max_model_len)
         tokenizer = AutoTokenizer.from_pretrained(source, revision=revision)
-        model = AutoModelForCausalLM.from_pretrained(
-            source, revision=revision, dtype=dtype, device_map={"": device}
+        auto_model: Any = AutoModelForCausalLM  # its annotation knows no loading info
+        model, loading = auto_model.from_pretrained(
+            source,
+            revision=revision,
+            dtype=dtype,
+            device_map={"": device},
+            output_loading_info=True,
         )
-    except (OSError, ValueError, ImportError, KeyError) as error:
+        _require_all_weights(config.model, loading)
+        return prepare_model(model, tokenizer, config)
+    except ModelLoadError:
+        raise
+    except Exception as error:
+        # What a folder can hold and a library can raise about it is without end; whoever starts
+        # the service needs one line in each case.
         raise ModelLoadError(_explain(config.model, error)) from error
-    return prepare_model(model, tokenizer, config)
 
 
 def prepare_model(model: Any, tokenizer: Any, config: EngineConfig) -> LoadedModel:
@@ -85,9 +96,9 @@ def prepare_model(model: Any, tokenizer: Any, config: EngineConfig) -> LoadedMod
     model.eval()
     family = type(model).__name__
     token_ids = probe_token_ids(model.config.vocab_size, model.device)
-    own = own_logits(model, token_ids)
-    decoder = LayeredDecoder(model)
     try:
+        own = own_logits(model, token_ids)
+        decoder = LayeredDecoder(model)
         layered = layered_logits(decoder, token_ids)
     except (TypeError, AttributeError, RuntimeError, ValueError) as error:
         raise ModelLoadError(f"{family} cannot be run layer by layer: {error}") from error
@@ -96,13 +107,29 @@ def prepare_model(model: Any, tokenizer: Any, config: EngineConfig) -> LoadedMod
     return LoadedModel(decoder, adapted, _describe(model, config, adapted))
 
 
+def _require_all_weights(name: str, loading: Mapping[str, Any]) -> None:
+    """Refuse a model with random weights: the probe runs both ways on the same and sees nothing."""
+    for kind in ("missing_keys", "mismatched_keys"):
+        keys = sorted(str(key) for key in loading.get(kind) or ())
+        if keys:
+            raise ModelLoadError(
+                f"model {name!r} has {len(keys)} {kind.replace('_', ' ')} in its weights, "
+                f"{keys[0]} the first: its files are not whole or belong to another model"
+            )
+
+
 def refuse_unsupported(model_config: Any, max_model_len: int | None) -> None:
     """Refuse from the configuration alone what would fail later or answer wrongly.
 
     Raises:
         ModelLoadError: A sliding window shorter than the context, or position-dependent RoPE.
     """
-    context = max_model_len or model_config.max_position_embeddings
+    context = max_model_len or getattr(model_config, "max_position_embeddings", None)
+    if context is None:
+        raise ModelLoadError(
+            f"{type(model_config).__name__} states no context length (max_position_embeddings), "
+            "so it is not a decoder-only text model that can be served here"
+        )
     window = getattr(model_config, "sliding_window", None)
     if getattr(model_config, "use_sliding_window", True) and window and window < context:
         raise ModelLoadError(
@@ -158,7 +185,7 @@ def _explain(name: str, error: BaseException) -> str:
         )
     if "trust_remote_code" in text:
         return f"model {name!r} needs code of its own, which is never run here"
-    return f"model {name!r} could not be loaded: {text[:300]}"
+    return f"model {name!r} could not be loaded: {type(error).__name__}: {text[:300]}"
 
 
 def _adapt(tokenizer: Any, model: Any) -> HFTokenizer:
@@ -184,7 +211,6 @@ def _describe(model: Any, config: EngineConfig, tokenizer: Tokenizer) -> ModelSp
         num_q_heads=shape.num_attention_heads,
         num_kv_heads=shape.num_key_value_heads,
         head_dim=head_dim,
-        hidden_size=shape.hidden_size,
         vocab_size=shape.vocab_size,
         max_model_len=config.max_model_len or context,
         eos_token_ids=tokenizer.eos_token_ids,

@@ -80,7 +80,10 @@ def require_same_logits(family: str, own: Tensor, layered: Tensor, dtype: torch.
     """
     spread = float(own.std())
     difference = float((own - layered).abs().max())
-    if not difference <= _TOLERANCE[dtype] * max(spread, 1e-6):
+    tolerance = _TOLERANCE.get(dtype)
+    if tolerance is None:
+        raise ModelLoadError(f"{family} has weights in {dtype}, which is not served")
+    if not difference <= tolerance * max(spread, 1e-6):
         raise ModelLoadError(
             f"{family}: running the layers one by one gives other logits than the model's own "
             f"forward (largest difference {difference:.3g}, spread {spread:.3g}), so this family "

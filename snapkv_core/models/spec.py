@@ -13,7 +13,6 @@ class ModelSpec:
         num_q_heads: Query heads per layer.
         num_kv_heads: KV heads per layer.
         head_dim: Elements of one key or value.
-        hidden_size: Elements of one hidden state.
         vocab_size: Rows of the output head.
         max_model_len: Tokens that prompt and answer may have together.
         eos_token_ids: Tokens that end an answer.
@@ -24,7 +23,6 @@ class ModelSpec:
     num_q_heads: int
     num_kv_heads: int
     head_dim: int
-    hidden_size: int
     vocab_size: int
     max_model_len: int
     eos_token_ids: frozenset[int]

@@ -1,5 +1,6 @@
 """Text to token ids and back, and the chat template."""
 
+import copy
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -34,12 +35,16 @@ class HFTokenizer:
     """`Tokenizer` over a transformers tokenizer.
 
     A fast one is called through its Rust core: the Python wrapper sets truncation on that core
-    in each call, which raises "Already borrowed" when two threads meet.
+    in each call, which raises "Already borrowed" when two threads meet. The core is a copy, free
+    of the truncation and padding that a `tokenizer.json` may have been saved with.
     """
 
     def __init__(self, tokenizer: Any, eos_token_ids: frozenset[int] = frozenset()) -> None:
         self._tokenizer = tokenizer
-        self._backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._backend = copy.deepcopy(getattr(tokenizer, "backend_tokenizer", None))
+        if self._backend is not None:
+            self._backend.no_truncation()
+            self._backend.no_padding()
         own = tokenizer.eos_token_id
         self._eos_token_ids = eos_token_ids | (frozenset() if own is None else frozenset({own}))
 
@@ -53,7 +58,9 @@ class HFTokenizer:
         if self._backend is None:
             ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
             return ids
-        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        # The batch call lets other threads run meanwhile; the single one holds them all up.
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """See `Tokenizer.decode`."""

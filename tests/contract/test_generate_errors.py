@@ -1,5 +1,6 @@
 """Every way a request can be wrong: its status, its shape, and that the next request works."""
 
+import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator
@@ -154,6 +155,25 @@ async def test_bad_body_is_a_422_with_the_reason(
     assert part in check_shape(answer)["message"]
     assert len(answer.content) < 2_000
     assert (await client.post("/generate", json={"prompt": "a"})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt": "a", "stop": [' + b"1," * 200_000 + b"1]}",
+        b'{"messages": [' + b"{}," * 200_000 + b"{}]}",
+        b"{" + b",".join(b'"f%d": 1' % number for number in range(50_000)) + b"}",
+    ],
+    ids=["stop", "messages", "fields"],
+)
+async def test_many_problems_cost_no_more_than_one(client: httpx.AsyncClient, body: bytes) -> None:
+    """A body full of mistakes is refused at the first, not after listing all of them."""
+    loop = asyncio.get_running_loop()
+    started_s = loop.time()
+    answer = await send(client, body)
+    assert answer.status_code == 422
+    assert len(answer.content) < 2_000
+    assert loop.time() - started_s < 2
 
 
 async def test_all_problems_are_listed(client: httpx.AsyncClient) -> None:

@@ -227,7 +227,7 @@ def test_an_empty_prompt_or_an_unknown_token_is_refused(prompt: object) -> None:
 def test_a_full_queue_refuses_and_recovers() -> None:
     model = build_model("mistral", 1, seed=21)
     engine = make_engine(model, max_num_seqs=1, max_num_waiting=2)
-    for _ in range(2):
+    for _ in range(3):  # one that there is room for, and two that may wait beyond it
         engine.add_request(make_request("hi", max_new_tokens=2))
     with pytest.raises(QueueFullError):
         engine.add_request(make_request("hi", max_new_tokens=2))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -151,10 +152,13 @@ def test_characters_are_never_cut(url: str) -> None:
 
 
 def test_server_ends_cleanly_when_told_to(tmp_path: Path) -> None:
-    """SIGTERM lets the running answer finish and exits with 0."""
+    """SIGTERM lets a short answer finish, ends a long one with a 503, and exits with 0."""
     port = free_port()
     log = tmp_path / "server.log"
-    environment = example_environment(tmp_path) | {"SNAPKV_PORT": str(port)}
+    environment = example_environment(tmp_path) | {
+        "SNAPKV_PORT": str(port),
+        "SNAPKV_SHUTDOWN_TIMEOUT_S": "20",
+    }
     with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "app", "serve"],
@@ -165,6 +169,10 @@ def test_server_ends_cleanly_when_told_to(tmp_path: Path) -> None:
         )
     try:
         wait_until_ready(process, f"127.0.0.1:{port}", log, 180)
+        endless = {"prompt": "Once", "max_new_tokens": 2_000, "ignore_eos": True}
+        late = ThreadPoolExecutor(1).submit(
+            httpx.post, f"http://127.0.0.1:{port}/generate", json=endless, timeout=120
+        )
         body = {"prompt": "Once upon a time", "max_new_tokens": 20, "stream": True}
         with httpx.stream(
             "POST", f"http://127.0.0.1:{port}/generate", json=body, timeout=120
@@ -174,6 +182,8 @@ def test_server_ends_cleanly_when_told_to(tmp_path: Path) -> None:
             process.send_signal(signal.SIGTERM)
             rest = list(lines)
         assert "data: [DONE]" in rest
+        assert late.result().status_code == 503
+        assert late.result().json()["error"]["code"] == "engine_stopped"
         assert process.wait(timeout=60) == 0
     finally:
         process.kill()

@@ -1,7 +1,7 @@
 """Request and answer of `POST /generate`; types here, ranges in the core's own classes."""
 
 import base64
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import (
     AfterValidator,
@@ -10,7 +10,6 @@ from pydantic import (
     ConfigDict,
     Field,
     StringConstraints,
-    model_validator,
 )
 
 from app.services.generation import GenerationInput, GenerationResult
@@ -21,8 +20,12 @@ from snapkv_core import (
     ChatMessage,
     CompressionReport,
     FinishReason,
+    InvalidParameterError,
     RequestSummary,
 )
+
+#: Rendering more than this through a template holds up the process for seconds.
+MAX_MESSAGES: Final = 10_000
 
 
 def _require_unicode(text: str) -> str:
@@ -57,6 +60,12 @@ class MessageBody(BaseModel):
     content: Text = Field(description="What was said.")
 
 
+# fail_fast: reporting each of a million wrong items would hold up the process for seconds.
+Messages = Annotated[
+    list[MessageBody], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+]
+
+
 class GenerateRequest(BaseModel):
     """A prompt, how to continue it and how to compress its KV cache."""
 
@@ -77,7 +86,7 @@ class GenerateRequest(BaseModel):
     prompt: Annotated[Text, StringConstraints(min_length=1)] | None = Field(
         None, description="Text to continue; exactly one of `prompt` and `messages`."
     )
-    messages: Annotated[list[MessageBody], Field(min_length=1)] | None = Field(
+    messages: Messages | None = Field(
         None, description="Conversation to continue, through the model's chat template."
     )
     max_new_tokens: int | None = Field(
@@ -92,7 +101,7 @@ class GenerateRequest(BaseModel):
         None, description="Same seed, same answer; null draws one per request."
     )
     n: int = Field(1, description="Answers to generate.")
-    stop: Annotated[list[Text], BeforeValidator(_as_list)] | None = Field(
+    stop: Annotated[list[Text], Field(fail_fast=True), BeforeValidator(_as_list)] | None = Field(
         None,
         description="String or strings that end the answer; it contains none of them.",
         json_schema_extra={
@@ -129,14 +138,16 @@ class GenerateRequest(BaseModel):
     )
     explain: bool = Field(False, description="Report which prompt tokens were kept.")
 
-    @model_validator(mode="after")
-    def _check_one_input(self) -> "GenerateRequest":
-        if (self.prompt is None) == (self.messages is None):
-            raise ValueError("exactly one of prompt and messages must be given")
-        return self
-
     def to_input(self) -> GenerationInput:
-        """Return what the service takes."""
+        """Return what the service takes.
+
+        Raises:
+            InvalidParameterError: Not exactly one of `prompt` and `messages` was given.
+        """
+        if (self.prompt is None) == (self.messages is None):
+            raise InvalidParameterError(
+                "prompt", "exactly one of prompt and messages must be given"
+            )
         messages = tuple(ChatMessage(m.role, m.content) for m in self.messages or ())
         return GenerationInput(
             prompt=messages if self.prompt is None else self.prompt,
@@ -218,7 +229,9 @@ class Choice(BaseModel):
 class Outcome(BaseModel):
     """What is known when a request has ended: the common part of an answer and a last event."""
 
-    id: str = Field(description="Name of the request, as in the X-Request-Id header.")
+    id: str = Field(
+        description="Name of the request: its X-Request-Id, with a suffix while that is in use."
+    )
     model: str
     text: str = Field(description="The answer, the first one if there are several.")
     finish_reason: FinishReason
