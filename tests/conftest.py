@@ -1,6 +1,7 @@
-"""What holds for every test: those whose hardware or network is not there are skipped."""
+"""What holds for every test: missing hardware or network skips it, tiny models get one thread."""
 
 import functools
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -21,3 +22,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def has_cuda() -> bool:
     """Tell whether a CUDA device can be used."""
     return torch.cuda.is_available()
+
+
+@pytest.fixture(autouse=True)
+def one_thread_for_tiny_models(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run a test's model on one thread, unless it is the demo model, which is worth two.
+
+    Threads that meet thousands of times a second wait for each other's time slice as soon as
+    anything else runs on the machine: tests of seconds then took ten minutes.
+    """
+    before = torch.get_num_threads()
+    if request.node.get_closest_marker("demo") is None:
+        torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

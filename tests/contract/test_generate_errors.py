@@ -59,19 +59,6 @@ CASES = [
 ]
 
 
-@pytest.fixture
-def engine() -> FakeEngine:
-    """Return a fake engine."""
-    return FakeEngine()
-
-
-@pytest.fixture
-async def client(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
-    """Serve the fake engine."""
-    async with fake_service(engine) as client:
-        yield client
-
-
 def send(client: httpx.AsyncClient, content: bytes | AsyncIterator[bytes]) -> Any:
     """Post a body as it is, declared as JSON."""
     return client.post("/generate", content=content, headers={"Content-Type": "application/json"})

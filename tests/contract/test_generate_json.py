@@ -1,29 +1,13 @@
 """`POST /generate` without streaming: the answer's fields, and what reaches the engine."""
 
 import base64
-from collections.abc import AsyncIterator
 
 import httpx
-import pytest
 
 from snapkv_core import ChatMessage, CompressionConfig
-from tests.support.app_client import fake_service
 from tests.support.fake_engine import FakeEngine
 
 LONG_PROMPT = " ".join(f"w{index}" for index in range(600))
-
-
-@pytest.fixture
-def engine() -> FakeEngine:
-    """Return a fake engine."""
-    return FakeEngine()
-
-
-@pytest.fixture
-async def client(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
-    """Serve the fake engine."""
-    async with fake_service(engine) as client:
-        yield client
 
 
 async def test_answer_has_exactly_the_documented_fields(client: httpx.AsyncClient) -> None:

@@ -9,21 +9,7 @@ import httpx
 import pytest
 
 from app.api.sse import HEARTBEAT_FRAME, with_heartbeats
-from tests.support.app_client import fake_service
 from tests.support.fake_engine import FakeEngine
-
-
-@pytest.fixture
-def engine() -> FakeEngine:
-    """Return a fake engine."""
-    return FakeEngine()
-
-
-@pytest.fixture
-async def client(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
-    """Serve the fake engine."""
-    async with fake_service(engine) as client:
-        yield client
 
 
 def events_of(answer: httpx.Response) -> list[Any]:

@@ -9,10 +9,12 @@ import pytest
 from snapkv_core import (
     AsyncEngine,
     CompressionConfig,
+    CompressionReport,
     EngineStoppedError,
     FinishReason,
     InvalidParameterError,
     QueueFullError,
+    RequestSummary,
     TokenEvent,
 )
 from tests.support.engines import ask, ids_of, make_engine, make_request, summary_of, text_of
@@ -30,12 +32,39 @@ def solo_ids(seed: int, length: int) -> tuple[int, ...]:
     return ask(engine, prompt, _COMPRESSION, max_new_tokens=length, ignore_eos=True).token_ids[0]
 
 
+class Recorder:
+    """An observer that keeps the summary of every request that ended."""
+
+    def __init__(self) -> None:
+        self.summaries: list[RequestSummary] = []
+
+    def on_prompt_compressed(self, request_id: str, report: CompressionReport) -> None:
+        """Ignore it."""
+
+    def on_request_finished(self, summary: RequestSummary) -> None:
+        """Keep it."""
+        self.summaries.append(summary)
+
+    def on_step(self, step_s: float, num_decoded: int, num_prefill_tokens: int) -> None:
+        """Ignore it."""
+
+    def reasons(self) -> list[FinishReason]:
+        """Name why the choices of all requests ended, in order."""
+        return [reason for summary in self.summaries for reason in summary.finish_reasons]
+
+
 @pytest.fixture
-async def engine() -> AsyncIterator[AsyncEngine]:
+def recorder() -> Recorder:
+    """Give the engine's observer."""
+    return Recorder()
+
+
+@pytest.fixture
+async def engine(recorder: Recorder) -> AsyncIterator[AsyncEngine]:
     """Start an engine with four slots and stop it afterwards."""
-    running = AsyncEngine(
-        make_engine(build_model("llama", 2, seed=51), max_num_seqs=4, max_num_waiting=3)
-    )
+    inner = make_engine(build_model("llama", 2, seed=51), max_num_seqs=4, max_num_waiting=3)
+    inner.observer = recorder
+    running = AsyncEngine(inner)
     running.start()
     yield running
     await asyncio.to_thread(running.stop)
@@ -77,7 +106,9 @@ async def test_many_streams_at_once_each_get_their_own_answer(engine: AsyncEngin
     await idle(engine)
 
 
-async def test_a_reader_that_leaves_ends_its_request_and_no_other(engine: AsyncEngine) -> None:
+async def test_a_reader_that_leaves_ends_its_request_and_no_other(
+    engine: AsyncEngine, recorder: Recorder
+) -> None:
     neighbour = asyncio.create_task(read(engine, 2, 60))
     request = make_request(_PROMPT, _COMPRESSION, max_new_tokens=1_500, ignore_eos=True)
     async with await engine.submit(request) as stream:
@@ -85,9 +116,11 @@ async def test_a_reader_that_leaves_ends_its_request_and_no_other(engine: AsyncE
             break
     assert ids_of(await neighbour) == solo_ids(2, 60)
     await idle(engine)
+    assert sorted(recorder.reasons()) == [FinishReason.ABORT, FinishReason.LENGTH]
+    assert all(summary.num_output_tokens < 1_500 for summary in recorder.summaries)
 
 
-async def test_a_cancelled_reader_frees_the_kv(engine: AsyncEngine) -> None:
+async def test_a_cancelled_reader_frees_the_kv(engine: AsyncEngine, recorder: Recorder) -> None:
     task = asyncio.create_task(read(engine, 3, 1_500))
     for _ in range(2_000):
         if engine.stats().kv_bytes:
@@ -97,6 +130,7 @@ async def test_a_cancelled_reader_frees_the_kv(engine: AsyncEngine) -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     await idle(engine)
+    assert recorder.reasons() == [FinishReason.ABORT]
 
 
 async def test_closing_twice_and_after_the_end_is_harmless(engine: AsyncEngine) -> None:

@@ -96,7 +96,9 @@ def test_more_requests_than_slots_wait_their_turn_and_all_finish() -> None:
     model = build_model("mistral", 1, seed=21)
     engine = make_engine(model, max_num_seqs=2, prefill_chunk_tokens=16)
     prompts = [random_prompt(40, seed=seed) for seed in range(7)]
-    requests = [make_request(prompt, _SMALL, max_new_tokens=10) for prompt in prompts]
+    requests = [
+        make_request(prompt, _SMALL, max_new_tokens=40, ignore_eos=True) for prompt in prompts
+    ]
     for request in requests:
         engine.add_request(request)
     assert engine.num_waiting == 7

@@ -75,6 +75,7 @@ def test_an_answer_cut_inside_a_character_loses_that_character_only() -> None:
         ([b"one", b"\n\n", b"two"], ("\n\n",), "one"),
         ([b"one\n", b"\ntwo"], ("\n\n",), "one"),
         ([b"x first", b" second"], ("second", "first"), "x "),
+        ([b"x first second", b" y"], ("second", "first"), "x "),
         ([b"abcd", b"e"], ("bcde", "cd"), "ab"),
         ([b"\xe6\x97", b"\xa5\xe6", b"\x9c\xac!", b"?"], ("本",), "日"),
         ([b"\xe6", b"\x97", b"\xa5", b"!"], ("日",), ""),

@@ -65,6 +65,12 @@ def test_frequencies_follow_the_distribution(sampling: dict[str, Any]) -> None:
         assert found[token] / _NUM_DRAWS == pytest.approx(probability, abs=4 * deviation + 1e-9)
 
 
+def test_top_p_stops_at_the_token_that_reaches_it() -> None:
+    halves = torch.tensor([0.0, 0.0, -torch.inf])
+    assert set(draw(200, halves, temperature=1.0, top_p=0.5)) == {0}
+    assert set(draw(200, halves, temperature=1.0, top_p=0.51)) == {0, 1}
+
+
 def test_greedy_takes_the_largest_and_the_lower_id_of_equals() -> None:
     params = SamplingParams()
     logits = torch.tensor([0.0, 3.0, -1.0, 3.0])
