@@ -18,6 +18,7 @@ from snapkv_core.config import (
 from snapkv_core.engine.async_engine import AsyncEngine, ResponseStream
 from snapkv_core.engine.engine import Engine
 from snapkv_core.errors import (
+    DeadlineExceededError,
     EngineStoppedError,
     GenerationFailedError,
     InvalidParameterError,
@@ -25,6 +26,7 @@ from snapkv_core.errors import (
     ModelLoadError,
     PromptTooLongError,
     QueueFullError,
+    RequestTooLargeError,
     SnapKVError,
 )
 from snapkv_core.events import (
@@ -37,6 +39,7 @@ from snapkv_core.events import (
     RequestOutput,
     RequestSummary,
     RequestTimings,
+    StepStats,
     TokenEvent,
 )
 from snapkv_core.models.demo import ensure_demo_model
@@ -64,6 +67,7 @@ __all__ = [
     "ChatMessage",
     "CompressionConfig",
     "CompressionReport",
+    "DeadlineExceededError",
     "Engine",
     "EngineConfig",
     "EngineObserver",
@@ -81,9 +85,11 @@ __all__ = [
     "RequestOutput",
     "RequestSummary",
     "RequestTimings",
+    "RequestTooLargeError",
     "ResponseStream",
     "SamplingParams",
     "SnapKVError",
+    "StepStats",
     "TokenEvent",
     "ensure_demo_model",
     "resolve_compression",

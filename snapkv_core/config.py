@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Final, Literal, get_args
 
 from snapkv_core.errors import InvalidParameterError
-from snapkv_core.validation import require_choice, require_int
+from snapkv_core.validation import require_choice, require_int, require_number
 
 CompressionMethod = Literal["full", "snapkv"]
 Pooling = Literal["avg", "max"]
@@ -20,6 +20,8 @@ MAX_CAPACITY_PROMPT: Final = 1_048_576
 MAX_WINDOW_SIZE: Final = 1_024
 #: Far above any published setting (the widest is 63); a wider pool only blurs the vote.
 MAX_KERNEL_SIZE: Final = 1_023
+#: Decode attention runs over tiles of this many tokens, which a page must divide.
+MAX_PAGE_SIZE: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +126,19 @@ class EngineConfig:
         max_model_len: Tokens that prompt and answer may have together; None takes the model's.
         max_num_seqs: Sequences held in memory at once.
         max_num_waiting: Requests that may queue beyond those.
-        prefill_chunk_tokens: Prompt tokens that go through a layer in one prefill slice.
+        page_size: Tokens in a page of the KV cache, a power of two up to 256; None takes what was
+            measured to be good for the device.
+        kv_cache_bytes: Bytes of the KV cache's pool; None takes a share of free memory at start.
+        kv_memory_fraction: That share, of memory that is free once the model is loaded; None takes
+            0.9 on a GPU and 0.4 on a CPU.
+        prefill_chunk_tokens: Most prompt tokens that go through a layer in one prefill slice.
+        decode_gap_target_ms: Prefill slices are cut so that running sequences get their next
+            token within this time; None takes 50 on a GPU and 250 on a CPU.
+        overtake_max_tokens: A prompt of at most this many tokens may be read before a longer one
+            that is being read; 0 keeps strict order.
+        request_timeout_s: Time from submission after which any request is ended.
         default_max_new_tokens: Answer length of a request that names none.
         max_new_tokens_limit: Longest answer a request may ask for.
-        decode_row_multiple: A decode batch is padded to a multiple of this many rows, so that a
-            sequence's numbers do not depend on how many neighbours it has.
         num_threads: CPU threads for the model; None leaves PyTorch's choice.
 
     Raises:
@@ -144,10 +154,15 @@ class EngineConfig:
     max_model_len: int | None = None
     max_num_seqs: int = 8
     max_num_waiting: int = 64
-    prefill_chunk_tokens: int = 512
+    page_size: int | None = None
+    kv_cache_bytes: int | None = None
+    kv_memory_fraction: float | None = None
+    prefill_chunk_tokens: int = 1024
+    decode_gap_target_ms: int | None = None
+    overtake_max_tokens: int = 1024
+    request_timeout_s: float = 600.0
     default_max_new_tokens: int = 256
     max_new_tokens_limit: int = 4096
-    decode_row_multiple: int = 4
     num_threads: int | None = None
 
     def __post_init__(self) -> None:
@@ -160,10 +175,22 @@ class EngineConfig:
             ("prefill_chunk_tokens", 16, 65_536),
             ("max_new_tokens_limit", 1, 1_048_576),
             ("default_max_new_tokens", 1, self.max_new_tokens_limit),
-            ("decode_row_multiple", 1, 1_024),
+            ("overtake_max_tokens", 0, 1_048_576),
         ):
             require_int(field, getattr(self, field), low, high)
-        if self.max_model_len is not None:
-            require_int("max_model_len", self.max_model_len, 2, 16_777_216)
-        if self.num_threads is not None:
-            require_int("num_threads", self.num_threads, 1, 4_096)
+        for field, low, high in (
+            ("max_model_len", 2, 16_777_216),
+            ("num_threads", 1, 4_096),
+            ("page_size", 1, MAX_PAGE_SIZE),
+            ("kv_cache_bytes", 1, 1 << 50),
+            ("decode_gap_target_ms", 1, 600_000),
+        ):
+            if getattr(self, field) is not None:
+                require_int(field, getattr(self, field), low, high)
+        if self.page_size is not None and self.page_size.bit_count() != 1:
+            raise InvalidParameterError(
+                "page_size", f"must be a power of two, got {self.page_size}"
+            )
+        if self.kv_memory_fraction is not None:
+            require_number("kv_memory_fraction", self.kv_memory_fraction, low=0.01, high=1.0)
+        require_number("request_timeout_s", self.request_timeout_s, low=0.001, high=86_400.0)

@@ -3,10 +3,12 @@
 ```text
 SnapKVError
 ├── InvalidParameterError   a caller's value is wrong (also a ValueError)
-│   └── PromptTooLongError  the prompt does not fit the model's context
+│   ├── PromptTooLongError  the prompt does not fit the model's context
+│   └── RequestTooLargeError  its KV cache can never fit the memory there is
 ├── QueueFullError          no room to wait; try again later
 ├── EngineStoppedError      the engine is draining, stopped or dead
 ├── GenerationFailedError   a step raised while this sequence was in it
+├── DeadlineExceededError   the request's time was up before its answer was complete
 ├── ModelLoadError          the model cannot be served; raised at start only
 └── KVCacheError            an invariant of the KV store was broken: our bug
 ```
@@ -52,6 +54,25 @@ class PromptTooLongError(InvalidParameterError):
         self.max_model_len = max_model_len
 
 
+class RequestTooLargeError(InvalidParameterError):
+    """The memory that a request needs exceeds what the engine has, however long it waits.
+
+    Attributes:
+        needed_bytes: Bytes of KV cache for the kept prompt and the longest answer, all choices.
+        available_bytes: Bytes of the whole pool.
+    """
+
+    def __init__(self, field: str, *, needed_bytes: int, available_bytes: int) -> None:
+        super().__init__(
+            field,
+            f"the kept prompt and the answer asked for need {needed_bytes} bytes of KV cache; "
+            f"this server has {available_bytes}. Ask for a smaller max_capacity_prompt, "
+            "max_new_tokens or n",
+        )
+        self.needed_bytes = needed_bytes
+        self.available_bytes = available_bytes
+
+
 class QueueFullError(SnapKVError):
     """The waiting queue is full.
 
@@ -71,6 +92,10 @@ class EngineStoppedError(SnapKVError):
 
 class GenerationFailedError(SnapKVError):
     """A step failed while this request was part of it; other requests are untouched."""
+
+
+class DeadlineExceededError(SnapKVError):
+    """A request was ended because its time was up; all it held is free."""
 
 
 class ModelLoadError(SnapKVError):

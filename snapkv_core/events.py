@@ -28,6 +28,8 @@ class GenerationRequest:
         sampling: How tokens are chosen.
         compression: How the prompt's KV cache is compressed.
         explain: Report how many layer-heads kept each prompt token.
+        timeout_s: Seconds after submission at which the request is ended, finished or not; None
+            takes the engine's own limit, and a longer one is cut to it.
     """
 
     request_id: str
@@ -35,6 +37,7 @@ class GenerationRequest:
     sampling: SamplingParams
     compression: CompressionConfig
     explain: bool = False
+    timeout_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +137,7 @@ class TokenEvent:
         token_ids: Tokens that became final with this piece.
         finish_reason: Set on the choice's last event.
         summary: Set on the request's last event.
-        error: What went wrong, when `finish_reason` is `error`.
+        error: What went wrong, when `finish_reason` is `error` or `deadline`.
     """
 
     request_id: str
@@ -168,7 +171,13 @@ class EngineStats:
     Attributes:
         num_waiting: Requests that wait for memory or for their turn.
         num_running: Sequences being read or generated.
-        kv_bytes: Bytes of KV cache allocated to sequences.
+        kv_bytes: Bytes of the pages that hold KV of sequences.
+        num_pages_used: Pages that hold KV.
+        num_pages_reserved: Pages promised to admitted sequences, those used counted in.
+        num_pages_total: Pages of the pool.
+        page_bytes: Bytes of one page, keys and values.
+        workspace_bytes: Bytes promised to prompts that are being read.
+        device_memory_bytes: Bytes the process holds on the device; on a CPU its resident memory.
         last_step_age_s: Seconds since the loop last turned, or since start; small when idle.
         is_alive: Whether the engine thread runs and takes work.
     """
@@ -176,8 +185,34 @@ class EngineStats:
     num_waiting: int
     num_running: int
     kv_bytes: int
+    num_pages_used: int
+    num_pages_reserved: int
+    num_pages_total: int
+    page_bytes: int
+    workspace_bytes: int
+    device_memory_bytes: int
     last_step_age_s: float
     is_alive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    """What one engine step did, measured.
+
+    Attributes:
+        duration_s: The whole step, seconds.
+        prefill_s: Its prefill slices; 0 when there were none.
+        decode_s: Its decode batch, sampling included; 0 when there was none.
+        num_prefill_tokens: Prompt tokens read; one token through one layer counts as one part in
+            `num_layers`.
+        num_decoded: Sequences that were given a token by the decode batch.
+    """
+
+    duration_s: float
+    prefill_s: float
+    decode_s: float
+    num_prefill_tokens: float
+    num_decoded: int
 
 
 class EngineObserver(Protocol):
@@ -189,5 +224,5 @@ class EngineObserver(Protocol):
     def on_request_finished(self, summary: RequestSummary) -> None:
         """Take the summary of a request that ended, for whatever reason."""
 
-    def on_step(self, step_s: float, num_decoded: int, num_prefill_tokens: int) -> None:
-        """Take one step's duration and how many tokens it decoded and read."""
+    def on_step(self, step: StepStats) -> None:
+        """Take what one step did."""

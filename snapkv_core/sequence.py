@@ -1,5 +1,6 @@
 """One token stream being generated: its ids, its status and the times it passed."""
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -21,6 +22,7 @@ class FinishReason(StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
+    DEADLINE = "deadline"
     ABORT = "abort"
     ERROR = "error"
 
@@ -41,6 +43,7 @@ class Sequence:
         status: Stage of its life.
         finish_reason: Why it ended, once it has.
         arrival_s: When it was submitted, `time.monotonic()`.
+        deadline_s: When it is ended whether finished or not, on the same clock.
         prefill_start_s: When its first prefill slice began.
         first_token_s: When its first token was sampled.
     """
@@ -51,6 +54,7 @@ class Sequence:
     sampling: SamplingParams
     compression: CompressionConfig
     arrival_s: float
+    deadline_s: float = math.inf
     choice_index: int = 0
     explain: bool = False
     output_ids: list[int] = field(default_factory=list)

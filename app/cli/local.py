@@ -6,13 +6,13 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from app.api.schemas.generate import GenerateRequest, GenerateResponse, to_response
 from app.services.generation import ChoiceResult, GenerationResult, to_request
 from app.settings import Settings
-from snapkv_core import CompressionReport, Engine, GenerationFailedError, RequestSummary
+from snapkv_core import CompressionReport, Engine, GenerationFailedError, RequestSummary, StepStats
 
 _REQUEST_ID = "cli"
 
 
 class _Bars:
-    """Shows an engine's steps; the work of reading is tokens times layers."""
+    """Shows an engine's steps."""
 
     def __init__(self, progress: Progress, reading: TaskID, writing: TaskID) -> None:
         self._progress = progress
@@ -27,10 +27,10 @@ class _Bars:
         """Fill the second bar: an answer may end early."""
         self._progress.update(self._writing, completed=summary.num_output_tokens)
 
-    def on_step(self, step_s: float, num_decoded: int, num_prefill_tokens: int) -> None:
+    def on_step(self, step: StepStats) -> None:
         """Move both bars."""
-        self._progress.update(self._reading, advance=num_prefill_tokens)
-        self._progress.update(self._writing, advance=num_decoded)
+        self._progress.update(self._reading, advance=step.num_prefill_tokens)
+        self._progress.update(self._writing, advance=step.num_decoded)
 
 
 def generate_here(body: GenerateRequest, settings: Settings, console: Console) -> GenerateResponse:
@@ -53,9 +53,7 @@ def generate_here(body: GenerateRequest, settings: Settings, console: Console) -
         progress.update(loading, total=1, completed=1)
         group = engine.prepare(request)
         num_tokens = group[0].num_prompt_tokens
-        reading = progress.add_task(
-            f"reading {num_tokens:,} tokens", total=num_tokens * engine.spec.num_layers
-        )
+        reading = progress.add_task(f"reading {num_tokens:,} tokens", total=num_tokens)
         writing = progress.add_task("writing", total=group[0].max_new_tokens, visible=False)
         engine.observer = _Bars(progress, reading, writing)
         engine.add(request, group)

@@ -6,7 +6,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from snapkv_core import CompressionReport, EngineStats, RequestSummary
+from snapkv_core import CompressionReport, EngineStats, RequestSummary, StepStats
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -81,16 +81,16 @@ class ServiceMetrics:
             self._prefill.observe(timings.prefill_ms / 1_000)
             self._ttft.observe(timings.time_to_first_token_ms / 1_000)
 
-    def on_step(self, step_s: float, num_decoded: int, num_prefill_tokens: int) -> None:
-        """Take one step's duration and how many tokens it decoded and read.
+    def on_step(self, step: StepStats) -> None:
+        """Take what one step did.
 
         A step gives every running sequence one token, so its duration is the gap between two of
         their tokens, the prefill slice that ran in between included.
         """
-        if num_decoded:
-            self._inter_token.observe(step_s)
-        self._step_tokens.labels("decode").inc(num_decoded)
-        self._step_tokens.labels("prefill").inc(num_prefill_tokens)
+        if step.num_decoded:
+            self._inter_token.observe(step.duration_s)
+        self._step_tokens.labels("decode").inc(step.num_decoded)
+        self._step_tokens.labels("prefill").inc(step.num_prefill_tokens)
 
     def _create_request_metrics(self) -> None:
         registry = self.registry

@@ -192,6 +192,12 @@ class AsyncEngine:
             num_waiting=num_waiting + self._inbox.qsize(),
             num_running=num_running,
             kv_bytes=kv_bytes,
+            num_pages_used=0,
+            num_pages_reserved=0,
+            num_pages_total=1,
+            page_bytes=self._engine.layout.page_bytes,
+            workspace_bytes=0,
+            device_memory_bytes=0,
             last_step_age_s=0.0 if busy_since is None else time.monotonic() - busy_since,
             is_alive=self._takes_requests and self._thread.is_alive(),
         )

@@ -15,7 +15,13 @@ from snapkv_core.engine.request_state import RequestState
 from snapkv_core.engine.scheduler import Scheduler
 from snapkv_core.engine.step_plan import DecodeBatch, PrefillSlice, StepPlan, StepResult
 from snapkv_core.errors import GenerationFailedError, InvalidParameterError, ModelLoadError
-from snapkv_core.events import EngineObserver, GenerationRequest, RequestOutput, TokenEvent
+from snapkv_core.events import (
+    EngineObserver,
+    GenerationRequest,
+    RequestOutput,
+    StepStats,
+    TokenEvent,
+)
 from snapkv_core.kv_cache.layout import KVLayout
 from snapkv_core.kv_cache.manager import KVCacheManager
 from snapkv_core.models.loader import LoadedModel, load_model, prepare_model
@@ -36,6 +42,7 @@ class Engine:
         spec: Shape and limits of the model.
         tokenizer: The model's tokenizer.
         observer: Told of compressed prompts, finished requests and steps.
+        layout: Shape of its KV cache.
     """
 
     def __init__(
@@ -46,16 +53,15 @@ class Engine:
         self.tokenizer: Tokenizer = model.tokenizer
         self.observer = observer
         self.device, self.dtype = model.decoder.device, model.decoder.dtype
-        layout = KVLayout(
+        self.layout = KVLayout(
             num_layers=model.spec.num_layers,
             num_kv_heads=model.spec.num_kv_heads,
             head_dim=model.spec.head_dim,
             element_bytes=self.dtype.itemsize,
+            page_size=config.page_size or 64,
         )
-        self._manager = KVCacheManager(layout, dtype=self.dtype, device=self.device)
-        self._runner = ModelRunner(
-            model, SdpaBackend(), self._manager, decode_row_multiple=config.decode_row_multiple
-        )
+        self._manager = KVCacheManager(self.layout, dtype=self.dtype, device=self.device)
+        self._runner = ModelRunner(model, SdpaBackend(), self._manager, decode_row_multiple=4)
         self._preparer = RequestPreparer(config, model.spec, model.tokenizer)
         self._scheduler = self._new_scheduler()
         self._requests: dict[str, RequestState] = {}
@@ -152,7 +158,7 @@ class Engine:
 
     def step(self) -> list[TokenEvent]:
         """Run one step and return what became certain in it."""
-        start = time.monotonic()
+        start_s = time.monotonic()
         plan = self._scheduler.plan()
         result = self._execute(plan)
         events: list[TokenEvent] = []
@@ -161,9 +167,7 @@ class Engine:
         self._scheduler.commit(plan, result)
         for seq_id, token_id in result.token_ids.items():
             events += self._token_events(self._sequences[seq_id], token_id)
-        num_read = sum(part.token_end - part.token_start for part in plan.prefill)
-        num_decoded = len(plan.decode.seq_ids) if plan.decode else 0
-        self._tell("on_step", time.monotonic() - start, num_decoded, num_read)
+        self._tell("on_step", self._measure(plan, result, time.monotonic() - start_s))
         return events
 
     def generate(self, request: GenerationRequest) -> RequestOutput:
@@ -227,6 +231,7 @@ class Engine:
         """Run both halves of a plan; what raises fails the sequences it touched and no others."""
         tokens: dict[int, int] = {}
         failures: dict[int, str] = {}
+        start_s = time.monotonic()
         if plan.prefill:
             try:
                 for part in plan.prefill:
@@ -234,6 +239,7 @@ class Engine:
             except Exception as error:
                 _logger.exception("prefill slice failed")
                 failures.update(dict.fromkeys(plan.prefill[0].touched_ids, _describe(error)))
+        prefill_end_s = time.monotonic()
         if plan.decode is not None:
             rows = [self._sequences[seq_id] for seq_id in plan.decode.seq_ids]
             try:
@@ -243,7 +249,22 @@ class Engine:
                 _logger.exception("decode step failed")
                 failures.update(dict.fromkeys(plan.decode.seq_ids, _describe(error)))
         # A row that was sampled before another one failed must not count as a success.
-        return StepResult({i: t for i, t in tokens.items() if i not in failures}, failures)
+        return StepResult(
+            token_ids={i: t for i, t in tokens.items() if i not in failures},
+            failures=failures,
+            prefill_s=prefill_end_s - start_s if plan.prefill else 0.0,
+            decode_s=time.monotonic() - prefill_end_s if plan.decode else 0.0,
+        )
+
+    def _measure(self, plan: StepPlan, result: StepResult, duration_s: float) -> StepStats:
+        num_read = sum(part.token_end - part.token_start for part in plan.prefill)
+        return StepStats(
+            duration_s=duration_s,
+            prefill_s=result.prefill_s,
+            decode_s=result.decode_s,
+            num_prefill_tokens=num_read / self.spec.num_layers,
+            num_decoded=len(plan.decode.seq_ids) if plan.decode else 0,
+        )
 
     def _read(self, part: PrefillSlice, tokens: dict[int, int], failures: dict[int, str]) -> None:
         """Run one prefill slice; the last one gives each choice its first token."""

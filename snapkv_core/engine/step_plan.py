@@ -66,7 +66,11 @@ class StepResult:
     Attributes:
         token_ids: Next token of each sequence that got one.
         failures: What went wrong, for each sequence that cannot go on.
+        prefill_s: Seconds that the prefill slices took.
+        decode_s: Seconds that the decode batch took.
     """
 
     token_ids: Mapping[int, int] = field(default_factory=dict)
     failures: Mapping[int, str] = field(default_factory=dict)
+    prefill_s: float = 0.0
+    decode_s: float = 0.0

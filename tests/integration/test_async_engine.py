@@ -15,6 +15,7 @@ from snapkv_core import (
     InvalidParameterError,
     QueueFullError,
     RequestSummary,
+    StepStats,
     TokenEvent,
 )
 from tests.support.engines import ask, ids_of, make_engine, make_request, summary_of, text_of
@@ -45,7 +46,7 @@ class Recorder:
         """Keep it."""
         self.summaries.append(summary)
 
-    def on_step(self, step_s: float, num_decoded: int, num_prefill_tokens: int) -> None:
+    def on_step(self, step: StepStats) -> None:
         """Ignore it."""
 
     def reasons(self) -> list[FinishReason]:

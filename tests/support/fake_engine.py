@@ -19,6 +19,7 @@ from snapkv_core import (
     QueueFullError,
     RequestSummary,
     RequestTimings,
+    StepStats,
     TokenEvent,
 )
 
@@ -79,6 +80,12 @@ class FakeEngine:
             num_waiting=0,
             num_running=self.num_running,
             kv_bytes=self.num_running * BYTES_PER_ENTRY,
+            num_pages_used=self.num_running,
+            num_pages_reserved=2 * self.num_running,
+            num_pages_total=100,
+            page_bytes=BYTES_PER_ENTRY,
+            workspace_bytes=0,
+            device_memory_bytes=1_000_000,
             last_step_age_s=0.0,
             is_alive=self.is_alive,
         )
@@ -173,7 +180,7 @@ class FakeStream:
         self._is_over = True
         self._engine.num_running -= 1
         if self._engine.observer is not None and event.summary is not None:
-            self._engine.observer.on_step(0.02, 1, 0)
+            self._engine.observer.on_step(StepStats(0.02, 0.0, 0.02, 0.0, 1))
             self._engine.observer.on_request_finished(event.summary)
         return event
 

@@ -7,7 +7,7 @@ from snapkv_core import KVCacheError
 from snapkv_core.kv_cache.layout import KVLayout
 from snapkv_core.kv_cache.manager import KVCacheManager
 
-_LAYOUT = KVLayout(num_layers=2, num_kv_heads=3, head_dim=4, element_bytes=4)
+_LAYOUT = KVLayout(num_layers=2, num_kv_heads=3, head_dim=4, element_bytes=4, page_size=4)
 _ENTRY_BYTES = 2 * 4 * 4
 
 
