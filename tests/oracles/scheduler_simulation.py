@@ -201,13 +201,14 @@ class SchedulerSimulation:
             return None
         overtaken = self.reading[0]
         remaining = self.work(self.cells(overtaken)[overtaken.cells_done :])
+        num_passed = [self.times_passed(request) for request in self.queue]
         eligible = [
             request
             for place, request in enumerate(self.queue)
             if request.num_prompt_tokens <= self.rules.overtake_max_tokens
+            and max(num_passed[:place], default=0) < 8
             and self.work(self.cells(request)) < remaining
             and self._has_room(request)
-            and all(self.times_passed(ahead) < 8 for ahead in self.queue[:place])
         ]
         return eligible[0] if eligible else None
 

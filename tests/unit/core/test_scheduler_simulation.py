@@ -16,8 +16,8 @@ from snapkv_core.sequence import FinishReason, Sequence, SequenceStatus
 from tests.oracles.scheduler_simulation import Request, Rules, SchedulerSimulation, Slice
 
 _EOS = 0
-_NUM_SEEDS = 240
-_NUM_BUSY_STEPS = 40
+_NUM_SEEDS = 200
+_NUM_BUSY_STEPS = 30
 
 
 class ScriptedPacer(SlicePacer):
@@ -46,11 +46,11 @@ def draw_rules(rng: random.Random, *, is_flood: bool) -> Rules:
         page_size=rng.choice((1, 2, 4)),
         grid_tokens=rng.randint(1, 5),
         max_slice_tokens=rng.randint(1, 14),
-        max_num_seqs=rng.randint(1, 6),
+        max_num_seqs=rng.randint(3 if is_flood else 1, 6),
         max_num_waiting=30 if is_flood else rng.randint(1, 12),
         overtake_max_tokens=4 if is_flood else rng.choice((0, 4, 10, 30)),
         num_pages=num_layers * num_kv_heads * (200 if is_flood else rng.randint(4, 40)),
-        workspace_bytes=rng.randint(60, 160),
+        workspace_bytes=170 if is_flood else rng.randint(60, 160),
         workspace_bytes_per_token=3,
         work_per_token=rng.randint(1, 9),
         work_per_pair=rng.randint(0, 2),
@@ -136,9 +136,11 @@ class Pair:
         now = float(self.num_steps)
         late = self.scheduler.expired(now)
         assert {sequence.seq_id for sequence in late} == self.simulation.expired(now)
-        self.drop([sequence.seq_id for sequence in late], FinishReason.DEADLINE)
+        if late:
+            self.drop([sequence.seq_id for sequence in late], FinishReason.DEADLINE)
 
-        self.pacer.budget = float(self.rng.choice((0, 5, 20, 60, 200)))
+        budgets = (5, 20, 30) if self.is_flood else (0, 5, 20, 60, 200)
+        self.pacer.budget = float(self.rng.choice(budgets))
         plan = self.scheduler.plan()
         slices, decode = self.simulation.plan(self.pacer.budget)
         assert [_as_tuple(plan, i) for i in range(len(plan.prefill))] == slices
