@@ -151,7 +151,7 @@ def test_a_request_that_can_never_fit_is_told_both_numbers() -> None:
 def test_a_prompt_beyond_the_workspace_is_told_both_numbers() -> None:
     ledger = new_ledger(workspace_bytes=79)
     ledger.require_possible(new_group(7), "prompt")
-    with pytest.raises(InvalidParameterError, match="8 tokens takes 80 bytes.*sets aside 79"):
+    with pytest.raises(InvalidParameterError, match=r"8 tokens takes 80 bytes.*sets aside 79"):
         ledger.require_possible(new_group(8), "prompt")
 
 
