@@ -17,7 +17,7 @@ from tests.oracles.scheduler_simulation import Request, Rules, SchedulerSimulati
 
 _EOS = 0
 _NUM_SEEDS = 200
-_NUM_BUSY_STEPS = 30
+_NUM_BUSY_STEPS = 25
 
 
 class ScriptedPacer(SlicePacer):
