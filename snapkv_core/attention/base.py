@@ -17,8 +17,9 @@ class PagedKV(Protocol):
         page_ids: Pages of each unit, `[num_units, pages_per_tile]`, int32.
         unit_rows: Row that a unit belongs to, `[num_units]`, int64.
         unit_tiles: Which of the row's tiles it is, `[num_units]`, int64.
-        is_empty: Places of a unit that hold no token (zeros are stored there),
-            `[num_units, tile_tokens]`, bool.
+        last_units: The last unit of each row, ascending, `[num_rows]`, int64, on the CPU.
+        is_empty: Places of those units that hold no token (zeros are stored there),
+            `[num_rows, tile_tokens]`, bool.
         num_rows: Sequences times KV heads.
         max_tiles: Most tiles of any row.
     """
@@ -37,6 +38,9 @@ class PagedKV(Protocol):
 
     @property
     def unit_tiles(self) -> Tensor: ...  # noqa: D102
+
+    @property
+    def last_units(self) -> Tensor: ...  # noqa: D102
 
     @property
     def is_empty(self) -> Tensor: ...  # noqa: D102

@@ -30,13 +30,14 @@ class TiledDecode:
         num_seqs, num_q_heads, head_dim = query.shape
         grouped = (query.float() * scaling).reshape(stored.num_rows, -1, head_dim)
         combiner = _TileCombiner(stored, grouped)
-        per_group = max(1, _GROUP_BYTES // (stored.is_empty.shape[1] * head_dim * 4))
-        for start in range(0, len(stored.unit_rows), per_group):
-            units = slice(start, start + per_group)
+        num_units, tile_tokens = len(stored.unit_rows), stored.is_empty.shape[1]
+        per_group = max(1, _GROUP_BYTES // (tile_tokens * head_dim * 4))
+        for start in range(0, num_units, per_group):
+            units = slice(start, min(start + per_group, num_units))
             keys = self._gather(stored.k_pages, stored.page_ids[units])
             # Logits of each unit's queries, [num_units, group_size, tile_tokens].
             logits = torch.bmm(grouped[stored.unit_rows[units]], keys.mT)
-            logits.masked_fill_(stored.is_empty[units].unsqueeze(1), float("-inf"))
+            _hide_empty_places(logits, stored, units)
             largest = logits.amax(-1)
             weights = logits.sub_(largest.unsqueeze(-1)).exp_()
             values = self._gather(stored.v_pages, stored.page_ids[units])
@@ -64,6 +65,16 @@ class TiledDecode:
         return kept[:size].view(shape)
 
 
+def _hide_empty_places(logits: Tensor, stored: PagedKV, units: slice) -> None:
+    """Set logits of places without a token to minus infinity; only a row's last unit has any."""
+    first, end = torch.searchsorted(
+        stored.last_units, torch.tensor((units.start, units.stop))
+    ).tolist()
+    at = (stored.last_units[first:end] - units.start).to(logits.device)
+    hidden = stored.is_empty[first:end].unsqueeze(1)
+    logits.index_copy_(0, at, logits[at].masked_fill_(hidden, float("-inf")))
+
+
 class _TileCombiner:
     """Partial softmax sums of tiles, brought together per row in the order of the tiles."""
 
@@ -71,29 +82,29 @@ class _TileCombiner:
         num_rows, group_size, head_dim = grouped.shape
         shape = (num_rows, stored.max_tiles, group_size)
         self._places = (stored.unit_rows, stored.unit_tiles)
-        # A tile that a row does not have weighs exp(-inf) = 0.
-        self._outputs = grouped.new_zeros(*shape, head_dim)
-        self._totals = grouped.new_zeros(shape)
+        # The last column of the sums is the sum of weights. A tile that a row does not have
+        # weighs exp(-inf) = 0.
+        self._sums = grouped.new_zeros(*shape, head_dim + 1)
         self._largest = grouped.new_full(shape, float("-inf"))
 
     def put(self, units: slice, outputs: Tensor, totals: Tensor, largest: Tensor) -> None:
         """Take the sums of some units."""
         at = (self._places[0][units], self._places[1][units])
-        self._outputs.index_put_(at, outputs)
-        self._totals.index_put_(at, totals)
+        self._sums.index_put_(at, torch.cat((outputs, totals.unsqueeze(-1)), dim=-1))
         self._largest.index_put_(at, largest)
 
     def result(self) -> Tensor:
         """Return attention `[num_rows, group_size, head_dim]`, float32."""
         scales = (self._largest - self._largest.amax(1, keepdim=True)).exp_()
-        output = _sum_in_pairs(self._outputs.mul_(scales.unsqueeze(-1)))
-        return output / _sum_in_pairs(self._totals.mul_(scales)).unsqueeze(-1)
+        combined = _sum_in_pairs(self._sums.mul_(scales.unsqueeze(-1)))
+        return combined[..., :-1] / combined[..., -1:]
 
 
 def _sum_in_pairs(parts: Tensor) -> Tensor:
     """Sum over dimension 1 in a tree of neighbours: zeros that follow change no bit of it."""
     while parts.shape[1] > 1:
-        paired = parts[:, 0 : parts.shape[1] // 2 * 2 : 2] + parts[:, 1::2]
+        num_pairs = parts.shape[1] // 2
+        paired = parts[:, 0 : 2 * num_pairs : 2] + parts[:, 1 : 2 * num_pairs : 2]
         if parts.shape[1] % 2:
             paired = torch.cat((paired, parts[:, -1:]), dim=1)
         parts = paired

@@ -30,7 +30,9 @@ class TileUnits:
             row has no more.
         unit_rows: Row that a unit belongs to, `[num_units]`, int64.
         unit_tiles: Which of the row's tiles it is, `[num_units]`, int64.
-        is_empty: Places of a unit that hold no token, `[num_units, tile_tokens]`, bool.
+        last_units: The last unit of each row, which alone may be partly empty, `[num_rows]`,
+            int64, on the CPU.
+        is_empty: Places of those units that hold no token, `[num_rows, tile_tokens]`, bool.
         num_rows: Sequences times KV heads.
         max_tiles: Most tiles of any row.
     """
@@ -40,6 +42,7 @@ class TileUnits:
     page_ids: Tensor
     unit_rows: Tensor
     unit_tiles: Tensor
+    last_units: Tensor
     is_empty: Tensor
     num_rows: int
     max_tiles: int
@@ -66,36 +69,35 @@ def cut_into_tiles(
     padded = F.pad(page_tables, (0, missing), value=NULL_PAGE)  # a negative pad cuts off
     tables = padded.reshape(num_layers, -1, max_tiles, pages_per_tile)
     lens = kv_lens.reshape(num_layers, -1)
-    # Most policies give all layers the same lengths: then one description serves them all.
-    if bool((lens == lens[0]).all()):
-        rows, tiles, is_empty = _units(lens[0], max_tiles)
-        page_ids = tables[:, rows, tiles].to(pool.k_pages.device)
-        shared = _on_device(pool, rows, tiles, is_empty)
-        return [
-            TileUnits(pool.k_pages, pool.v_pages, ids, *shared, lens.shape[1], max_tiles)
-            for ids in page_ids
-        ]
-    layers = []
-    for layer_lens, table in zip(lens, tables, strict=True):
-        rows, tiles, is_empty = _units(layer_lens, max_tiles)
-        page_ids = table[rows, tiles].to(pool.k_pages.device)
-        own = _on_device(pool, rows, tiles, is_empty)
+    is_uniform = bool((lens == lens[0]).all())
+    layers: list[TileUnits] = []
+    for layer_idx in range(num_layers):
+        # Most policies give all layers the same lengths: then one description serves them all.
+        if layer_idx == 0 or not is_uniform:
+            rows, tiles, last, is_empty = _units(lens[layer_idx], max_tiles)
+            described = [part.to(pool.k_pages.device) for part in (rows, tiles)]
+            is_empty = is_empty.to(pool.k_pages.device)
         layers.append(
-            TileUnits(pool.k_pages, pool.v_pages, page_ids, *own, lens.shape[1], max_tiles)
+            TileUnits(
+                k_pages=pool.k_pages,
+                v_pages=pool.v_pages,
+                page_ids=tables[layer_idx, rows, tiles].to(pool.k_pages.device),
+                unit_rows=described[0],
+                unit_tiles=described[1],
+                last_units=last,
+                is_empty=is_empty,
+                num_rows=lens.shape[1],
+                max_tiles=max_tiles,
+            )
         )
     return layers
 
 
-def _units(lens: Tensor, max_tiles: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return rows, tiles and empty places of one layer's units; `lens` is `[num_rows]`."""
+def _units(lens: Tensor, max_tiles: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return rows, tiles, last units and their empty places; `lens` is `[num_rows]`."""
     starts = torch.arange(max_tiles) * TILE_TOKENS
     rows, tiles = (starts[None, :] < lens[:, None]).nonzero(as_tuple=True)
-    num_filled = lens[rows] - starts[tiles]
-    return rows, tiles, torch.arange(TILE_TOKENS)[None, :] >= num_filled[:, None]
-
-
-def _on_device(
-    pool: PagePool, rows: Tensor, tiles: Tensor, is_empty: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    device = pool.k_pages.device
-    return rows.to(device), tiles.to(device), is_empty.to(device)
+    num_tiles = -(-lens // TILE_TOKENS)
+    num_in_last = lens - (num_tiles - 1) * TILE_TOKENS
+    is_empty = torch.arange(TILE_TOKENS)[None, :] >= num_in_last[:, None]
+    return rows, tiles, num_tiles.cumsum(0) - 1, is_empty
