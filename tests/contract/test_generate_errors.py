@@ -213,6 +213,24 @@ async def test_prompt_too_long_is_a_400_with_both_numbers(
 
 
 @pytest.mark.parametrize("stream", [False, True])
+async def test_request_that_can_never_fit_is_a_400_with_both_sizes(
+    client: httpx.AsyncClient, engine: FakeEngine, stream: bool
+) -> None:
+    """Waiting would not help: the caller learns what it needs and what there is."""
+    body = {"prompt": "a", "max_new_tokens": 1_601, "stream": stream}
+    answer = await client.post("/generate", json=body)
+    error = check_shape(answer)
+    assert (answer.status_code, error["code"]) == (400, "request_too_large")
+    assert (error["needed_bytes"], error["available_bytes"]) == (102_464, 102_400)
+    assert error["param"] == "max_new_tokens"
+    assert "retry-after" not in answer.headers
+    assert engine.requests == []
+    assert (
+        await client.post("/generate", json=body | {"max_new_tokens": 1_600})
+    ).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
 async def test_full_queue_is_a_429_with_retry_after(
     client: httpx.AsyncClient, engine: FakeEngine, stream: bool
 ) -> None:
@@ -234,6 +252,28 @@ async def test_stopped_engine_is_a_503_and_dead(
     assert check_shape(answer)["code"] == "engine_stopped"
     assert (await client.get("/health/live")).status_code == 503
     assert (await client.get("/health/ready")).json() == {"status": "dead"}
+
+
+async def test_stalled_engine_is_not_ready_but_alive(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    """A step older than the limit sends new requests elsewhere until it ends."""
+    engine.last_step_age_s = 61.0
+    ready = await client.get("/health/ready")
+    assert (ready.status_code, ready.json()) == (503, {"status": "stalled"})
+    assert int(ready.headers["retry-after"]) >= 1
+    assert (await client.get("/health/live")).status_code == 200
+    engine.last_step_age_s = 59.0
+    assert (await client.get("/health/ready")).status_code == 200
+
+
+async def test_limit_of_a_stall_is_a_setting(engine: FakeEngine) -> None:
+    """Who reads very long prompts in one step sets it higher."""
+    async with fake_service(engine, stall_timeout_s=120) as client:
+        engine.last_step_age_s = 119.0
+        assert (await client.get("/health/ready")).status_code == 200
+        engine.last_step_age_s = 121.0
+        assert (await client.get("/health/ready")).json() == {"status": "stalled"}
 
 
 async def test_failed_generation_is_a_500_and_the_next_works(

@@ -28,9 +28,9 @@ from snapkv_core import (
 NUM_LAYERS = 2
 NUM_KV_HEADS = 2
 BYTES_PER_ENTRY = 64
-NUM_PAGES = 100
+NUM_PAGES = 400
 PAGE_SIZE = 16
-PAGE_BYTES = PAGE_SIZE * BYTES_PER_ENTRY
+PAGE_BYTES = PAGE_SIZE * BYTES_PER_ENTRY // (NUM_LAYERS * NUM_KV_HEADS)
 UNKNOWN_ROLE = "wizard"
 
 
@@ -74,6 +74,11 @@ class FakeEngine:
     num_running: int = 0
     last_step_age_s: float = 0.0
     is_alive: bool = False
+
+    def take_over(self, config: EngineConfig, observer: EngineObserver) -> "FakeEngine":
+        """Stand in for loading: become the engine of an app, which observes it."""
+        self.config, self.observer = config, observer
+        return self
 
     def start(self) -> None:
         """Start taking work."""
