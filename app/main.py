@@ -7,7 +7,7 @@ from fastapi import FastAPI
 
 from app.api.dependencies import AppParts
 from app.api.errors import install_error_handlers, response_for
-from app.api.routes import generate, health, metrics
+from app.api.routes import generate, health, metrics, openai
 from app.middleware.body_limit import BodyLimitMiddleware
 from app.middleware.request_id import RequestIdMiddleware
 from app.middleware.request_log import RequestLogMiddleware
@@ -49,15 +49,18 @@ def create_app(
         SettingsError: A setting is not acceptable.
     """
     engine_config = settings.to_engine_config()
+    default_compression = settings.default_compression()
     service_metrics = ServiceMetrics()
 
     def load() -> GenerationEngine:
-        return engine if engine is not None else load_engine(engine_config, service_metrics)
+        return engine if engine is not None else load_engine(engine_config, service_metrics.engine)
 
     host = EngineHost(
         load,
-        on_ready=lambda loaded: service_metrics.watch_engine(loaded.stats, loaded.model_name),
+        on_ready=lambda loaded: service_metrics.engine.watch(loaded.stats, loaded.model_name),
         on_failed=on_load_failed or (lambda _reason: None),
+        default_compression=default_compression,
+        stall_timeout_s=settings.stall_timeout_s,
     )
 
     @asynccontextmanager
@@ -77,10 +80,16 @@ def create_app(
     )
     app.state.parts = AppParts(
         engine_host=host,
-        generation=GenerationService(host.engine, settings.default_compression()),
+        generation=GenerationService(host.engine, default_compression),
         metrics=service_metrics,
     )
-    for router in (generate.router, health.router, metrics.router):
+    for router in (
+        generate.router,
+        openai.router,
+        openai.models_router,
+        health.router,
+        metrics.router,
+    ):
         app.include_router(router)
     install_error_handlers(app)
     # Added last is outermost: a request gets its name first and is logged under it.

@@ -86,9 +86,38 @@ class Settings(BaseSettings):
         _ENGINE.max_num_waiting,
         description="Requests that may wait beyond those; more are answered with 429.",
     )
+    page_size: int | None = Field(
+        None,
+        description="Tokens in a page of the KV cache, a power of two up to 256; unset takes what "
+        "suits the device.",
+    )
+    kv_cache_bytes: int | None = Field(
+        None,
+        description="Bytes of the KV cache's pool; unset takes a share of the memory that is free.",
+    )
+    kv_memory_fraction: float | None = Field(
+        None,
+        description="That share, 0.01 to 1, of the memory that is free once the model is loaded; "
+        "unset: 0.9 on a GPU, 0.4 on a CPU.",
+    )
     prefill_chunk_tokens: int = Field(
         _ENGINE.prefill_chunk_tokens,
-        description="Prompt tokens that go through a layer in one prefill slice.",
+        description="Most prompt tokens that go through a layer in one prefill slice.",
+    )
+    decode_gap_target_ms: int | None = Field(
+        None,
+        description="Milliseconds within which running sequences get their next token while a "
+        "prompt is read, for which prefill slices are cut; unset: 50 on a GPU, 250 on a CPU.",
+    )
+    overtake_max_tokens: int = Field(
+        _ENGINE.overtake_max_tokens,
+        description="Longest prompt in tokens that may be read before a longer one that is being "
+        "read; 0 keeps strict order.",
+    )
+    request_timeout_s: float = Field(
+        _ENGINE.request_timeout_s,
+        description="Seconds after which a request is ended with 504, finished or not; the header "
+        "`X-Request-Timeout` shortens it.",
     )
     default_max_new_tokens: int = Field(
         _ENGINE.default_max_new_tokens,
@@ -127,7 +156,17 @@ class Settings(BaseSettings):
         "info", description="Least level that is logged."
     )
     shutdown_timeout_s: int = Field(
-        30, ge=0, le=3_600, description="Seconds that running requests get to finish on SIGTERM."
+        30,
+        ge=0,
+        le=3_600,
+        description="Seconds that requests in flight get to finish on SIGTERM or SIGINT.",
+    )
+    stall_timeout_s: int = Field(
+        60,
+        ge=1,
+        le=86_400,
+        description="Seconds that one engine step may take before `/health/ready` answers 503 with "
+        "status `stalled`.",
     )
 
     @field_validator("port", mode="before")
@@ -162,7 +201,13 @@ class Settings(BaseSettings):
                 max_model_len=self.max_model_len,
                 max_num_seqs=self.max_num_seqs,
                 max_num_waiting=self.max_num_waiting,
+                page_size=self.page_size,
+                kv_cache_bytes=self.kv_cache_bytes,
+                kv_memory_fraction=self.kv_memory_fraction,
                 prefill_chunk_tokens=self.prefill_chunk_tokens,
+                decode_gap_target_ms=self.decode_gap_target_ms,
+                overtake_max_tokens=self.overtake_max_tokens,
+                request_timeout_s=self.request_timeout_s,
                 default_max_new_tokens=self.default_max_new_tokens,
                 max_new_tokens_limit=self.max_new_tokens_limit,
                 num_threads=self.num_threads,

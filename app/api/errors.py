@@ -6,8 +6,9 @@ field names and short choices such as a method, cut to 80 characters.
 
 import difflib
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -18,23 +19,35 @@ from starlette.exceptions import HTTPException
 
 from app.api.schemas.errors import ErrorBody, ErrorDetail, Problem
 from app.api.schemas.generate import GenerateRequest
-from app.services.engine_host import EngineNotReadyError
+from app.api.schemas.openai import CompletionRequest
+from app.services.engine_host import EngineNotReadyError, EngineState
 from snapkv_core import (
+    DeadlineExceededError,
     EngineStoppedError,
     GenerationFailedError,
     InvalidParameterError,
     PromptTooLongError,
     QueueFullError,
+    RequestTooLargeError,
 )
 
 INVALID_REQUEST: Final = "invalid_request_error"
 RATE_LIMIT: Final = "rate_limit_error"
 UNAVAILABLE: Final = "service_unavailable_error"
+TIMEOUT: Final = "timeout_error"
 SERVER: Final = "server_error"
+
+OPENAI_PREFIX: Final = "/v1/"
 
 STOPPED_RETRY_AFTER_S: Final = 10.0
 MAX_REPORTED_PROBLEMS: Final = 20
 MAX_SHOWN_NAME_CHARS: Final = 80
+
+_STATE_CODES: Final[Mapping[EngineState, str]] = {
+    EngineState.LOADING: "engine_loading",
+    EngineState.DRAINING: "draining",
+    EngineState.FAILED: "engine_failed",
+}
 
 _HTTP_CODES: Final[Mapping[int, str]] = {
     400: "bad_request",
@@ -44,6 +57,10 @@ _HTTP_CODES: Final[Mapping[int, str]] = {
     415: "unsupported_media_type",
     422: "invalid_body",
 }
+
+#: The core's name of a field -> the name on OpenAI's routes.
+_OPENAI_NAMES: Final[Mapping[str, str]] = {"max_new_tokens": "max_tokens"}
+_OUR_NAMES: Final = re.compile(r"\b(?:" + "|".join(_OPENAI_NAMES) + r")\b")
 
 #: Kinds of pydantic's errors, in words of JSON instead of Python.
 _MESSAGES: Final[Mapping[str, str]] = {
@@ -78,17 +95,40 @@ class ErrorReply:
         return body
 
 
-def reply_for(error: Exception) -> ErrorReply:
-    """Return how an exception is answered; one that is not in the table is a bare 500."""
-    for kind, build in _TABLE:
-        if isinstance(error, kind):
-            return build(error)
-    return _reply(500, SERVER, "internal_error", "an internal error; the request can be retried")
+class ModelNotFoundError(Exception):
+    """A request names another model than the one that is served."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"the model {_shown(model)!r} does not exist; GET /v1/models names it")
 
 
-def response_for(error: Exception) -> JSONResponse:
+def reply_for(request: Request, error: Exception) -> ErrorReply:
+    """Return how an exception is answered; one that is not in the table is a bare 500.
+
+    OpenAI's clients expect a 400 for any bad value. The code of the error is left in the request's
+    state, for the metrics.
+    """
+    is_openai = request.url.path.startswith(OPENAI_PREFIX)
+    reply = _reply(500, SERVER, "internal_error", "an internal error; the request can be retried")
+    if isinstance(error, RequestValidationError):
+        body = CompletionRequest if is_openai else GenerateRequest
+        reply = _validation(error, body.model_fields)
+    else:
+        for kind, build in _TABLE:
+            if isinstance(error, kind):
+                reply = build(error)
+                break
+    request.state.error_code = reply.detail.code
+    if not is_openai:
+        return reply
+    if isinstance(error, InvalidParameterError):
+        reply = replace(reply, detail=_renamed(reply.detail))
+    return replace(reply, status=400) if reply.status == 422 else reply
+
+
+def response_for(request: Request, error: Exception) -> JSONResponse:
     """Return the response to an exception."""
-    reply = reply_for(error)
+    reply = reply_for(request, error)
     return JSONResponse(reply.body(), status_code=reply.status, headers=dict(reply.headers))
 
 
@@ -96,11 +136,21 @@ def install_error_handlers(app: FastAPI) -> None:
     """Let every error of the table be answered by it; others are left to the middleware."""
 
     async def handle(request: Request, error: Exception) -> JSONResponse:
-        del request  # the answer depends on the error alone
-        return response_for(error)
+        return response_for(request, error)
 
+    app.add_exception_handler(RequestValidationError, handle)
     for kind, _ in _TABLE:
         app.add_exception_handler(kind, handle)
+
+
+def _renamed(detail: ErrorDetail) -> ErrorDetail:
+    """Name the core's fields as OpenAI's clients spell them."""
+    return detail.model_copy(
+        update={
+            "param": _OPENAI_NAMES.get(detail.param or "", detail.param),
+            "message": _OUR_NAMES.sub(lambda match: _OPENAI_NAMES[match[0]], detail.message),
+        }
+    )
 
 
 def _reply(
@@ -131,6 +181,18 @@ def _prompt_too_long(error: PromptTooLongError) -> ErrorReply:
     )
 
 
+def _request_too_large(error: RequestTooLargeError) -> ErrorReply:
+    return _reply(
+        400,
+        INVALID_REQUEST,
+        "request_too_large",
+        str(error),
+        param=error.field,
+        needed_bytes=error.needed_bytes,
+        available_bytes=error.available_bytes,
+    )
+
+
 def _invalid_parameter(error: InvalidParameterError) -> ErrorReply:
     return _reply(422, INVALID_REQUEST, "invalid_value", str(error), param=error.field)
 
@@ -140,14 +202,30 @@ def _queue_full(error: QueueFullError) -> ErrorReply:
 
 
 def _not_ready(error: EngineNotReadyError) -> ErrorReply:
-    code = f"engine_{error.state.value}"
-    return _reply(503, UNAVAILABLE, code, str(error), retry_after_s=error.retry_after_s)
+    # Whoever keeps a connection to a server that drains would come back to it.
+    is_leaving = error.state is EngineState.DRAINING
+    return _reply(
+        503,
+        UNAVAILABLE,
+        _STATE_CODES[error.state],
+        str(error),
+        retry_after_s=error.retry_after_s,
+        headers={"Connection": "close"} if is_leaving else None,
+    )
 
 
 def _stopped(error: EngineStoppedError) -> ErrorReply:
     return _reply(
         503, UNAVAILABLE, "engine_stopped", str(error), retry_after_s=STOPPED_RETRY_AFTER_S
     )
+
+
+def _deadline(error: DeadlineExceededError) -> ErrorReply:
+    return _reply(504, TIMEOUT, "deadline_exceeded", str(error))
+
+
+def _model_not_found(error: ModelNotFoundError) -> ErrorReply:
+    return _reply(404, INVALID_REQUEST, "model_not_found", str(error), param="model")
 
 
 def _failed(error: GenerationFailedError) -> ErrorReply:
@@ -163,8 +241,8 @@ def _http(error: HTTPException) -> ErrorReply:
     return _reply(status, kind, code, message, headers=error.headers)
 
 
-def _validation(error: RequestValidationError) -> ErrorReply:
-    problems = [_problem(detail) for detail in error.errors()[:MAX_REPORTED_PROBLEMS]]
+def _validation(error: RequestValidationError, known: Collection[str]) -> ErrorReply:
+    problems = [_problem(detail, known) for detail in error.errors()[:MAX_REPORTED_PROBLEMS]]
     message = "; ".join(
         problem.message if problem.param is None else f"{problem.param}: {problem.message}"
         for problem in problems
@@ -179,12 +257,12 @@ def _validation(error: RequestValidationError) -> ErrorReply:
     )
 
 
-def _problem(detail: Mapping[str, Any]) -> Problem:
+def _problem(detail: Mapping[str, Any], known: Collection[str]) -> Problem:
     path: Sequence[str | int] = detail["loc"][1:]  # the first part says where: in the body
     param = ".".join(_shown(part) for part in path) or None
     kind = detail["type"]
     if kind == "extra_forbidden":
-        close = difflib.get_close_matches(str(path[-1])[:100], GenerateRequest.model_fields, n=1)
+        close = difflib.get_close_matches(str(path[-1])[:100], known, n=1)
         hint = f"; did you mean {close[0]}?" if close and len(path) == 1 else ""
         return Problem(param=param, message=f"unknown field{hint}")
     if kind == "missing" and param is None:
@@ -203,11 +281,13 @@ def _shown(part: str | int) -> str:
 #: First match wins, so a subclass stands above its base.
 _TABLE: Final[Sequence[tuple[type[Exception], Callable[[Any], ErrorReply]]]] = (
     (PromptTooLongError, _prompt_too_long),
+    (RequestTooLargeError, _request_too_large),
     (InvalidParameterError, _invalid_parameter),
     (QueueFullError, _queue_full),
     (EngineNotReadyError, _not_ready),
     (EngineStoppedError, _stopped),
+    (DeadlineExceededError, _deadline),
     (GenerationFailedError, _failed),
-    (RequestValidationError, _validation),
+    (ModelNotFoundError, _model_not_found),
     (HTTPException, _http),
 )

@@ -1,25 +1,33 @@
 """Runs the HTTP server until it is told to stop or its model cannot be loaded."""
 
-import asyncio
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable
 from types import FrameType
 from typing import Final, NoReturn
 
 import uvicorn
 
-from app.main import create_app
+from app.api.dependencies import AppParts
+from app.main import LoadEngine, create_app
 from app.settings import Settings
 from app.telemetry.logging import configure_logging
+from snapkv_core import AsyncEngine
 
-#: For the answers to requests that were ended, once the drain is over.
+#: For answers that are on their way when the drain is over, and after a second signal.
 _ANSWER_TIME_S: Final = 5
+_HURRIED_ANSWER_TIME_S: Final = 1
 
 
-def run_server(settings: Settings) -> int:
+def run_server(settings: Settings, load_engine: LoadEngine = AsyncEngine.load) -> int:
     """Serve until SIGINT or SIGTERM.
+
+    After the first signal requests in flight get `settings.shutdown_timeout_s` to finish while new
+    ones are refused; a second signal ends them at once.
+
+    Args:
+        settings: Settings, as `load_settings` returns them.
+        load_engine: Loads the engine; blocking.
 
     Returns:
         The exit status: 0 after a normal end, 1 when the model could not be loaded.
@@ -31,7 +39,7 @@ def run_server(settings: Settings) -> int:
         failures.append(reason)
         server.should_exit = True
 
-    app = create_app(settings, on_load_failed=stop_with)
+    app = create_app(settings, load_engine=load_engine, on_load_failed=stop_with)
     server = _DrainingServer(
         uvicorn.Config(
             app,
@@ -44,13 +52,12 @@ def run_server(settings: Settings) -> int:
             # Requests are logged by the app, with their ids and without their query strings.
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=settings.shutdown_timeout_s + _ANSWER_TIME_S,
+            timeout_graceful_shutdown=_ANSWER_TIME_S,
         ),
-        end_requests=app.state.parts.engine_host.stop,
-        after_s=settings.shutdown_timeout_s,
+        parts=app.state.parts,
+        drain_timeout_s=settings.shutdown_timeout_s,
     )
-    # uvicorn raises the signal that ended it once more, after a clean shutdown, for whatever
-    # handler stood here before it; the default one would report a killed process.
+    # Before and after uvicorn's own handlers, a signal ends the process as cleanly as between.
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signal_number, _exit_cleanly)
     server.run()
@@ -61,29 +68,35 @@ def run_server(settings: Settings) -> int:
 
 
 class _DrainingServer(uvicorn.Server):
-    """Ends requests that outlast the drain itself, so that each still gets a proper answer.
+    """Goes on accepting connections after a signal, until requests in flight have ended.
 
-    uvicorn would cancel them, which tells a client nothing but "Internal Server Error".
+    uvicorn closes its sockets at once: health checks and new requests would find nobody who tells
+    them to go elsewhere. And it cancels requests that take too long, which tells a client nothing
+    but "Internal Server Error".
     """
 
-    def __init__(
-        self, config: uvicorn.Config, *, end_requests: Callable[[], Awaitable[None]], after_s: float
-    ) -> None:
+    def __init__(self, config: uvicorn.Config, *, parts: AppParts, drain_timeout_s: float) -> None:
         super().__init__(config)
-        self._end_requests = end_requests
-        self._after_s = after_s
+        self._parts = parts
+        self._drain_timeout_s = drain_timeout_s
+        self._is_hurried = False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Take a signal; uvicorn's own would raise it again at the end, as if it had killed us."""
+        del sig, frame  # both signals mean the same
+        self._is_hurried = self.should_exit
+        self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop accepting, wait for running requests, then end those that are left."""
-        ending = asyncio.create_task(self._end_late_requests())
-        try:
-            await super().shutdown(sockets)
-        finally:
-            ending.cancel()
-
-    async def _end_late_requests(self) -> None:
-        await asyncio.sleep(self._after_s)
-        await self._end_requests()
+        """Drain while the sockets are open, then let uvicorn close what is left."""
+        await self._parts.engine_host.drain(
+            self._drain_timeout_s,
+            lambda: self._parts.generation.num_in_flight,
+            lambda: self._is_hurried,
+        )
+        if self._is_hurried:
+            self.config.timeout_graceful_shutdown = _HURRIED_ANSWER_TIME_S
+        await super().shutdown(sockets)
 
 
 def _exit_cleanly(signal_number: int, frame: FrameType | None) -> NoReturn:

@@ -12,7 +12,13 @@ from app.telemetry.logging import HTTP_REQUEST
 
 UNMATCHED_ROUTE: Final = "unmatched"
 
-_OUTCOMES: Final = {413: "rejected", 429: "rejected", 499: "aborted", 503: "rejected"}
+_OUTCOMES: Final = {
+    413: "rejected",
+    429: "rejected",
+    499: "aborted",
+    503: "rejected",
+    504: "deadline",
+}
 _ROUTINE_PATHS: Final = ("/health/", "/metrics")
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
@@ -23,11 +29,13 @@ class RequestLogMiddleware:
     """Tells `on_request` and the log what became of each request.
 
     A route that knows better than its status code, such as a stream that failed after its first
-    byte, sets `outcome` in the request's state.
+    byte, sets `outcome` in the request's state; whoever answers with an error sets `error_code`.
     """
 
-    def __init__(self, app: ASGIApp, on_request: Callable[[str, str, float], None]) -> None:
-        """Wrap `app`; `on_request` takes route, outcome and seconds."""
+    def __init__(
+        self, app: ASGIApp, on_request: Callable[[str, str, str | None, float], None]
+    ) -> None:
+        """Wrap `app`; `on_request` takes route, outcome, the error's code and seconds."""
         self._app = app
         self._on_request = on_request
 
@@ -53,7 +61,8 @@ class RequestLogMiddleware:
             duration_s = time.monotonic() - started_s
             route = getattr(scope.get("route"), "path", UNMATCHED_ROUTE)
             outcome = state.get("outcome") or _outcome(status)
-            self._on_request(route, outcome, duration_s)
+            error_code = "client_left" if outcome == "aborted" else state.get("error_code")
+            self._on_request(route, outcome, error_code, duration_s)
             # Probes and scrapes come every few seconds and say nothing while they succeed.
             is_routine = outcome == "success" and route.startswith(_ROUTINE_PATHS)
             _log.log(

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import structlog
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -14,7 +15,7 @@ _log = structlog.get_logger("snapkv.http")
 class UnhandledErrorMiddleware:
     """Logs what no handler took and answers with whatever `to_response` makes of it."""
 
-    def __init__(self, app: ASGIApp, to_response: Callable[[Exception], Response]) -> None:
+    def __init__(self, app: ASGIApp, to_response: Callable[[Request, Exception], Response]) -> None:
         """Wrap `app`."""
         self._app = app
         self._to_response = to_response
@@ -38,4 +39,4 @@ class UnhandledErrorMiddleware:
             if has_started:
                 # Half an answer cannot be taken back; the server closes the connection.
                 raise
-            await self._to_response(error)(scope, receive, send)
+            await self._to_response(Request(scope), error)(scope, receive, send)

@@ -16,6 +16,7 @@ from app.telemetry.logging import INFERENCE_COMPLETE, KV_CACHE_COMPRESSED
 from snapkv_core import (
     ChatMessage,
     CompressionConfig,
+    DeadlineExceededError,
     EngineStoppedError,
     FinishReason,
     GenerationFailedError,
@@ -30,6 +31,9 @@ from snapkv_core import (
 #: Longest piece of an engine's error text that goes into a log line.
 MAX_LOGGED_ERROR_CHARS: Final = 500
 
+#: How a choice ends whose request gets an error instead of an answer.
+_FAILURES: Final = (FinishReason.ERROR, FinishReason.ABORT, FinishReason.DEADLINE)
+
 _log = structlog.get_logger("snapkv.requests")
 
 
@@ -43,6 +47,8 @@ class GenerationInput:
         knobs: Given values by field name of `CompressionConfig`; None counts as absent.
         profile: Named set of knobs that the given ones win over.
         explain: Whether the report says which prompt tokens were kept.
+        timeout_s: Seconds the caller waits at most; None takes the server's limit, which also
+            bounds a longer one.
     """
 
     prompt: str | tuple[ChatMessage, ...]
@@ -50,6 +56,7 @@ class GenerationInput:
     knobs: Mapping[str, object] = field(default_factory=dict)
     profile: str | None = None
     explain: bool = False
+    timeout_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +103,8 @@ class Generation:
         self._stream = stream
         self._submitted_s = submitted_s
         self._first_event_s: float | None = None
-        self._num_output_tokens = 0
+        self.num_prompt_tokens = stream.num_prompt_tokens
+        self.num_output_tokens = 0
         self._is_engine_alive = is_engine_alive
         self._on_closed = on_closed
         self._is_closed = False
@@ -107,15 +115,16 @@ class Generation:
         Raises:
             GenerationFailedError: The engine failed in the middle of the answer.
             EngineStoppedError: The engine stopped before the answer was complete.
+            DeadlineExceededError: The request's time was up before that.
         """
         async for event in self._stream:
             if self._first_event_s is None:
                 self._first_event_s = time.monotonic()
-            self._num_output_tokens += len(event.token_ids)
+            self.num_output_tokens += len(event.token_ids)
             if event.finish_reason is not None:
                 self.finish_reasons[event.choice_index] = event.finish_reason
             self.summary = event.summary or self.summary
-            if event.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
+            if event.finish_reason in _FAILURES:
                 raise self._failure(event)
             yield event
             if self.summary is not None:
@@ -135,6 +144,8 @@ class Generation:
             self._log_outcome()
 
     def _failure(self, event: TokenEvent) -> SnapKVError:
+        if event.finish_reason is FinishReason.DEADLINE:
+            return DeadlineExceededError("the request's time was up before its answer was complete")
         if event.finish_reason is FinishReason.ABORT or not self._is_engine_alive():
             return EngineStoppedError("the server stopped before the answer was complete")
         _log.error(
@@ -145,8 +156,9 @@ class Generation:
         return GenerationFailedError("the model failed while generating this answer")
 
     def _finish_reason(self) -> FinishReason:
-        if FinishReason.ERROR in self.finish_reasons.values():
-            return FinishReason.ERROR
+        for failure in (FinishReason.ERROR, FinishReason.DEADLINE):
+            if failure in self.finish_reasons.values():
+                return failure
         return FinishReason.ABORT if self.summary is None else self.summary.finish_reasons[0]
 
     def _log_outcome(self) -> None:
@@ -157,7 +169,7 @@ class Generation:
             first_ms = None if first_s is None else _ms(first_s - self._submitted_s)
             measured: tuple[float, float | None, float | None]
             measured = (_ms(now_s - self._submitted_s), first_ms, None)
-            num_output_tokens = self._num_output_tokens
+            num_output_tokens = self.num_output_tokens
         else:
             timings = summary.timings
             measured = (timings.total_ms, timings.time_to_first_token_ms, timings.queue_ms)
@@ -167,7 +179,7 @@ class Generation:
             INFERENCE_COMPLETE,
             request_id=self.request_id,
             model=self.model,
-            input_tokens=self._stream.num_prompt_tokens,
+            input_tokens=self.num_prompt_tokens,
             output_tokens=num_output_tokens,
             duration_ms=measured[0],
             time_to_first_token_ms=measured[1],
@@ -202,6 +214,21 @@ class GenerationService:
         self._engine = engine
         self._default_compression = default_compression
         self._active_ids: set[str] = set()
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests that were opened and not closed yet."""
+        return len(self._active_ids)
+
+    @property
+    def model_name(self) -> str:
+        """Name of the served model.
+
+        Raises:
+            EngineNotReadyError: There is no engine yet, or it takes no new requests.
+            EngineStoppedError: It was stopped.
+        """
+        return self._engine().model_name
 
     async def open(self, request_id: str, given: GenerationInput) -> Generation:
         """Submit a request.
@@ -242,6 +269,7 @@ class GenerationService:
 
         Raises:
             GenerationFailedError: The engine failed in the middle of the answer.
+            DeadlineExceededError: The request's time was up before the answer was complete.
             SnapKVError: Any error of `open`.
         """
         generation = await self.open(request_id, given)
@@ -285,6 +313,7 @@ def to_request(
         sampling=SamplingParams(**given.sampling),  # type: ignore[arg-type]  # checked inside
         compression=resolve_compression(default_compression, given.profile, given.knobs),
         explain=given.explain,
+        timeout_s=given.timeout_s,
     )
 
 

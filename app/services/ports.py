@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from snapkv_core import EngineConfig, EngineStats, GenerationRequest, TokenEvent
+from snapkv_core import CompressionConfig, EngineConfig, EngineStats, GenerationRequest, TokenEvent
 
 
 class GenerationStream(Protocol):
@@ -44,6 +44,21 @@ class GenerationEngine(Protocol):
     @property
     def dtype(self) -> str:
         """Number format of the weights."""
+
+    @property
+    def attention_backend(self) -> str:
+        """Name of what computes decode attention."""
+
+    @property
+    def page_size(self) -> int:
+        """Tokens in a page of the KV cache."""
+
+    @property
+    def num_cache_tokens(self) -> int:
+        """Tokens that the KV cache's pool holds, each with all its layers and KV heads."""
+
+    def max_concurrent(self, compression: CompressionConfig, max_new_tokens: int) -> int:
+        """Return how many sequences fit at once, each with its kept prompt and its answer."""
 
     def start(self) -> None:
         """Start taking work."""

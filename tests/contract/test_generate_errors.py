@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,10 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.api.schemas.generate import GenerateRequest
-from app.main import create_app
-from snapkv_core import EngineConfig, EngineObserver, ModelLoadError
-from tests.support.app_client import fake_service, running, settings_for_tests, until
-from tests.support.fake_engine import UNKNOWN_ROLE, FakeEngine, load_fake_engine
+from tests.support.app_client import fake_service
+from tests.support.fake_engine import UNKNOWN_ROLE, FakeEngine
 
 HUGE = 10**30
 NOT_INTEGERS: list[Any] = ["3", 3.0, 3.5, True, False, [], {}, float("nan"), float("inf"), HUGE]
@@ -213,6 +210,24 @@ async def test_prompt_too_long_is_a_400_with_both_numbers(
 
 
 @pytest.mark.parametrize("stream", [False, True])
+async def test_request_that_can_never_fit_is_a_400_with_both_sizes(
+    client: httpx.AsyncClient, engine: FakeEngine, stream: bool
+) -> None:
+    """Waiting would not help: the caller learns what it needs and what there is."""
+    body = {"prompt": "a", "max_new_tokens": 1_601, "stream": stream}
+    answer = await client.post("/generate", json=body)
+    error = check_shape(answer)
+    assert (answer.status_code, error["code"]) == (400, "request_too_large")
+    assert (error["needed_bytes"], error["available_bytes"]) == (102_464, 102_400)
+    assert error["param"] == "max_new_tokens"
+    assert "retry-after" not in answer.headers
+    assert engine.requests == []
+    assert (
+        await client.post("/generate", json=body | {"max_new_tokens": 1_600})
+    ).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
 async def test_full_queue_is_a_429_with_retry_after(
     client: httpx.AsyncClient, engine: FakeEngine, stream: bool
 ) -> None:
@@ -221,19 +236,6 @@ async def test_full_queue_is_a_429_with_retry_after(
     answer = await client.post("/generate", json={"prompt": "a", "stream": stream})
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "3")
     assert check_shape(answer)["code"] == "queue_full"
-
-
-async def test_stopped_engine_is_a_503_and_dead(
-    client: httpx.AsyncClient, engine: FakeEngine
-) -> None:
-    """A dead engine refuses requests and fails both health checks."""
-    engine.stop()
-    answer = await client.post("/generate", json={"prompt": "a"})
-    assert answer.status_code == 503
-    assert "retry-after" in answer.headers
-    assert check_shape(answer)["code"] == "engine_stopped"
-    assert (await client.get("/health/live")).status_code == 503
-    assert (await client.get("/health/ready")).json() == {"status": "dead"}
 
 
 async def test_failed_generation_is_a_500_and_the_next_works(
@@ -296,53 +298,6 @@ async def test_large_body_is_a_413(engine: FakeEngine, is_chunked: bool) -> None
             answer = await send(client, chunks(size) if is_chunked else whole)
             assert answer.status_code == status
     assert check_shape(answer)["code"] == "body_too_large"
-
-
-async def test_loading_model_is_a_503_with_retry_after() -> None:
-    """While the model loads the process is alive, not ready, and says so."""
-    may_load = threading.Event()
-
-    def load(config: EngineConfig, observer: EngineObserver) -> FakeEngine:
-        may_load.wait(10)
-        return load_fake_engine(config, observer)
-
-    app = create_app(settings_for_tests(), load_engine=load)
-    async with running(app, wait_ready=False) as client:
-        assert (await client.get("/health/live")).status_code == 200
-        ready = await client.get("/health/ready")
-        assert (ready.status_code, ready.json()) == (503, {"status": "loading"})
-        answer = await client.post("/generate", json={"prompt": "a"})
-        assert (answer.status_code, check_shape(answer)["code"]) == (503, "engine_loading")
-        assert int(answer.headers["retry-after"]) >= 1
-        may_load.set()
-        await until(lambda: app.state.parts.engine_host.state == "ready")
-        ready = await client.get("/health/ready")
-        assert ready.json() == {
-            "status": "ready",
-            "model": "fake",
-            "max_model_len": 2_048,
-            "device": "cpu",
-            "dtype": "float32",
-        }
-
-
-@pytest.mark.parametrize("error", [ModelLoadError("no such\nmodel"), RuntimeError("odd")])
-async def test_failed_load_is_told_in_one_line(error: Exception) -> None:
-    """Whoever runs the server is told why, and health checks fail."""
-    reasons: list[str] = []
-
-    def load(*_: object) -> FakeEngine:
-        raise error
-
-    app = create_app(settings_for_tests(), load_engine=load, on_load_failed=reasons.append)
-    async with running(app, wait_ready=False) as client:
-        await until(lambda: reasons)
-        assert (await client.get("/health/live")).status_code == 503
-        assert (await client.get("/health/ready")).json() == {"status": "failed"}
-        answer = await client.post("/generate", json={"prompt": "a"})
-        assert (answer.status_code, check_shape(answer)["code"]) == (503, "engine_failed")
-    assert len(reasons) == 1
-    assert "\n" not in reasons[0]
 
 
 json_values = st.recursive(

@@ -77,6 +77,27 @@ async def test_finished_request_logs_exactly_the_contract(log: io.StringIO, stre
     )
 
 
+async def test_ready_engine_says_what_it_holds(log: io.StringIO) -> None:
+    """The size of the KV cache, and how many requests without any wishes fit at once."""
+    async with fake_service(FakeEngine()):
+        pass
+    assert events_of(log, "engine_ready") == [
+        {
+            "model": "fake",
+            "max_model_len": 2_048,
+            "device": "cpu",
+            "dtype": "float32",
+            "attention_backend": "echo",
+            "page_size": 16,
+            "num_pages": 400,
+            "kv_pool_bytes": 102_400,
+            "num_cache_tokens": 1_600,
+            # 1,600 tokens over the demo model's 512 kept and the default answer's 256.
+            "num_default_sequences": 2,
+        }
+    ]
+
+
 async def test_nothing_compressed_is_not_logged_as_compressed(log: io.StringIO) -> None:
     """A prompt that fits has no compression event."""
     async with fake_service(FakeEngine()) as client:
@@ -115,6 +136,15 @@ async def test_no_text_of_a_request_is_ever_logged(log: io.StringIO) -> None:
             {"prompt": "a", "stop": [SECRET, ""]},
         ):
             await client.post("/generate", json=body)
+        for body in (
+            {"model": "fake", "prompt": SECRET},
+            {"model": "fake", "prompt": SECRET, "stream": True},
+            {"model": SECRET, "prompt": SECRET},
+            {"model": "fake", "prompt": SECRET, "suffix": SECRET},
+            {"model": "fake", "prompt": SECRET, "user": SECRET},
+        ):
+            await client.post("/v1/completions", json=body)
+        await client.get(f"/v1/models/{SECRET}")
         engine.behaviour.crash_on_submit = True
         crashed = await client.post("/generate", json={"prompt": SECRET})
         assert crashed.status_code == 500

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from tests.support.essays import load_essays
@@ -141,6 +142,43 @@ def test_two_budgets_at_once_equal_their_solo_runs(url: str) -> None:
         for key in ("text", "usage", "kv_cache", "finish_reason"):
             assert crowded[key] == solo[key]
     assert generate(url, **requests[0])["text"] == alone[0]["text"]
+
+
+def test_openais_client_gets_the_answer_of_generate(url: str) -> None:
+    """Both faces give one greedy answer and one report, whole and as a stream."""
+    prompt = prompt_of(2_400, 500)
+    whole = generate(url, prompt=prompt, max_new_tokens=16, **KNOBS)
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        (model,) = client.models.list().data
+        asked: dict[str, Any] = {"model": model.id, "prompt": prompt, "max_tokens": 16}
+        asked |= {"temperature": 0, "extra_body": KNOBS}
+        create: Any = client.completions.create  # its overloads know no arguments by mapping
+        answer = create(**asked)
+        usage = {"include_usage": True}
+        chunks = list(create(**asked, stream=True, stream_options=usage))
+    assert answer.choices[0].text == whole["text"]
+    assert answer.choices[0].finish_reason == whole["finish_reason"]
+    assert answer.usage.prompt_tokens == whole["usage"]["prompt_tokens"]
+    assert answer.model_extra == {"kv_cache": whole["kv_cache"]}
+    assert "".join(choice.text for chunk in chunks for choice in chunk.choices) == whole["text"]
+    assert chunks[-1].usage == answer.usage
+    assert chunks[-1].model_extra == {"kv_cache": whole["kv_cache"]}
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_late_request_is_ended_and_frees_the_engine(url: str, is_stream: bool) -> None:
+    """A prompt that takes longer than its caller waits ends with 504, and the next is served."""
+    body = {"prompt": prompt_of(26_500), "max_new_tokens": 64, "stream": is_stream}
+    headers = {"X-Request-Timeout": "1.5"}
+    answer = httpx.post(f"{url}/generate", json=body, headers=headers, timeout=60)
+    assert answer.status_code == (200 if is_stream else 504)
+    assert "deadline_exceeded" in answer.text
+    assert answer.elapsed.total_seconds() < 30
+    deadline = time.monotonic() + 10
+    while running_sequences(url) > 0:
+        assert time.monotonic() < deadline, "the late prompt is still being read"
+        time.sleep(0.1)
+    assert generate(url, prompt="The capital of France is", max_new_tokens=4)["text"]
 
 
 def test_characters_are_never_cut(url: str) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from snapkv_core import (
     ChatMessage,
+    CompressionConfig,
     CompressionReport,
     EngineConfig,
     EngineObserver,
@@ -19,6 +20,7 @@ from snapkv_core import (
     QueueFullError,
     RequestSummary,
     RequestTimings,
+    RequestTooLargeError,
     StepStats,
     TokenEvent,
 )
@@ -26,6 +28,9 @@ from snapkv_core import (
 NUM_LAYERS = 2
 NUM_KV_HEADS = 2
 BYTES_PER_ENTRY = 64
+NUM_PAGES = 400
+PAGE_SIZE = 16
+PAGE_BYTES = PAGE_SIZE * BYTES_PER_ENTRY // (NUM_LAYERS * NUM_KV_HEADS)
 UNKNOWN_ROLE = "wizard"
 
 
@@ -38,7 +43,7 @@ class FakeBehaviour:
         crash_on_submit: Raise an exception that is none of the core's.
         fail_after: Fail after this many events; None never fails.
         abort_after: End with `abort` after this many events, as an engine that is stopped.
-        stall_after: Wait for ever after this many events.
+        stall_after: Wait after this many events, until the engine is stopped.
         delay_s: Pause before each event.
     """
 
@@ -60,11 +65,20 @@ class FakeEngine:
     max_model_len: int = 2_048
     device: str = "cpu"
     dtype: str = "float32"
+    attention_backend: str = "echo"
+    page_size: int = PAGE_SIZE
+    num_cache_tokens: int = NUM_PAGES * PAGE_SIZE // (NUM_LAYERS * NUM_KV_HEADS)
     behaviour: FakeBehaviour = field(default_factory=FakeBehaviour)
     requests: list[GenerationRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     num_running: int = 0
+    last_step_age_s: float = 0.0
     is_alive: bool = False
+
+    def take_over(self, config: EngineConfig, observer: EngineObserver) -> "FakeEngine":
+        """Stand in for loading: become the engine of an app, which observes it."""
+        self.config, self.observer = config, observer
+        return self
 
     def start(self) -> None:
         """Start taking work."""
@@ -74,19 +88,23 @@ class FakeEngine:
         """Take no more work."""
         self.is_alive = False
 
+    def max_concurrent(self, compression: CompressionConfig, max_new_tokens: int) -> int:
+        """Return how many sequences the pool holds."""
+        return self.num_cache_tokens // (compression.max_capacity_prompt + max_new_tokens)
+
     def stats(self) -> EngineStats:
-        """Return numbers of this moment."""
+        """Return numbers of this moment: a running sequence uses one page and reserves two."""
         return EngineStats(
             num_waiting=0,
             num_running=self.num_running,
-            kv_bytes=self.num_running * BYTES_PER_ENTRY,
+            kv_bytes=self.num_running * PAGE_BYTES,
             num_pages_used=self.num_running,
             num_pages_reserved=2 * self.num_running,
-            num_pages_total=100,
-            page_bytes=BYTES_PER_ENTRY,
-            workspace_bytes=0,
+            num_pages_total=NUM_PAGES,
+            page_bytes=PAGE_BYTES,
+            workspace_bytes=32 * self.num_running,
             device_memory_bytes=1_000_000,
-            last_step_age_s=0.0,
+            last_step_age_s=self.last_step_age_s,
             is_alive=self.is_alive,
         )
 
@@ -115,6 +133,11 @@ class FakeEngine:
                 max_new_tokens=max_new_tokens,
                 max_model_len=self.max_model_len,
             )
+        needed = max_new_tokens * request.sampling.n * BYTES_PER_ENTRY
+        if needed > (available := NUM_PAGES * PAGE_BYTES):
+            raise RequestTooLargeError(
+                "max_new_tokens", needed_bytes=needed, available_bytes=available
+            )
         self.requests.append(request)
         self.num_running += 1
         return FakeStream(self, request, words, max_new_tokens)
@@ -135,6 +158,10 @@ class FakeStream:
         self._request = request
         self._is_over = False
         self._num_events = 0
+        limit_s = engine.config.request_timeout_s
+        self._deadline_s = asyncio.get_running_loop().time() + min(
+            limit_s, limit_s if request.timeout_s is None else request.timeout_s
+        )
         report = report_of(request, len(words))
         self._events = events_of(request, words, max_new_tokens, report)
         if engine.observer is not None:
@@ -146,11 +173,13 @@ class FakeStream:
     async def __anext__(self) -> TokenEvent:
         if self._is_over:
             raise StopAsyncIteration
+        try:
+            async with asyncio.timeout_at(self._deadline_s):
+                await self._wait()
+        except TimeoutError:
+            return self._finish(self._broken(FinishReason.DEADLINE))
         behaviour = self._engine.behaviour
-        await asyncio.sleep(behaviour.delay_s)
-        if self._num_events == behaviour.stall_after:
-            await asyncio.Event().wait()
-        if self._num_events == behaviour.fail_after:
+        if not self._engine.is_alive or self._num_events == behaviour.fail_after:
             return self._finish(self._broken(FinishReason.ERROR))
         if self._num_events == behaviour.abort_after:
             return self._finish(self._broken(FinishReason.ABORT))
@@ -165,6 +194,13 @@ class FakeStream:
             self._engine.num_running -= 1
             self._engine.aborted.append(self._request.request_id)
 
+    async def _wait(self) -> None:
+        behaviour = self._engine.behaviour
+        await asyncio.sleep(behaviour.delay_s)
+        if self._num_events == behaviour.stall_after:
+            while self._engine.is_alive:  # noqa: ASYNC110  # it is stopped on another thread
+                await asyncio.sleep(0.005)
+
     def _broken(self, reason: FinishReason) -> TokenEvent:
         summary = summary_of(self._request, self.num_prompt_tokens, (reason,), 0, None)
         return TokenEvent(
@@ -173,7 +209,7 @@ class FakeStream:
             "",
             finish_reason=reason,
             summary=summary,
-            error="the fake was told to fail" if reason is FinishReason.ERROR else None,
+            error=None if reason is FinishReason.ABORT else "the fake was told to fail",
         )
 
     def _finish(self, event: TokenEvent) -> TokenEvent:

@@ -50,12 +50,30 @@ def serving(environment: dict[str, str], log: Path, ready_within_s: float = 180.
     Yields:
         Host and port, `127.0.0.1:54321`.
     """
+    with started(["-m", "app", "serve"], environment, log) as (process, address):
+        wait_until_ready(process, address, log, ready_within_s)
+        yield address
+
+
+@contextmanager
+def started(
+    arguments: list[str], environment: dict[str, str], log: Path
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Run a server in Python on a free port, and end it if it still runs afterwards.
+
+    Args:
+        arguments: What follows the interpreter.
+        environment: Its environment, apart from host and port.
+        log: File that takes the server's output.
+
+    Yields:
+        The process, and host and port that it will listen on, `127.0.0.1:54321`.
+    """
     address = f"127.0.0.1:{free_port()}"
     settings = {"SNAPKV_HOST": "127.0.0.1", "SNAPKV_PORT": address.rpartition(":")[2]}
-    command = [sys.executable, "-m", "app", "serve"]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command,
+            [sys.executable, *arguments],
             cwd=ROOT,
             env=environment | settings,
             stdin=subprocess.DEVNULL,
@@ -63,8 +81,7 @@ def serving(environment: dict[str, str], log: Path, ready_within_s: float = 180.
             stderr=subprocess.STDOUT,
         )
     try:
-        wait_until_ready(process, address, log, ready_within_s)
-        yield address
+        yield process, address
     finally:
         process.terminate()
         try:

@@ -4,14 +4,13 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
 from app.api.dependencies import Parts
-from app.services.engine_host import EngineState
 
 router = APIRouter(prefix="/health", tags=["health"])
 
 
 @router.get("/live", summary="Is the process alive?")
 async def live(parts: Parts) -> JSONResponse:
-    """Answer 200 while the process loads or serves, 503 when only a restart helps."""
+    """Answer 200 while the process loads, serves or drains, 503 when only a restart helps."""
     if parts.engine_host.is_alive:
         return JSONResponse({"status": "alive"})
     return JSONResponse({"status": "dead"}, status_code=503)
@@ -19,12 +18,10 @@ async def live(parts: Parts) -> JSONResponse:
 
 @router.get("/ready", summary="Can it serve?")
 async def ready(parts: Parts) -> JSONResponse:
-    """Answer 200 with the model once it is warm, 503 before that and after the end."""
+    """Answer 200 with the model once it is warm, 503 with the reason otherwise."""
     host = parts.engine_host
-    if host.state is not EngineState.READY:
-        return _not_ready(host.state.value)
-    if not host.is_alive:
-        return _not_ready("dead")
+    if (status := host.readiness) != "ready":
+        return JSONResponse({"status": status}, status_code=503, headers={"Retry-After": "5"})
     engine = host.engine()
     return JSONResponse(
         {
@@ -35,7 +32,3 @@ async def ready(parts: Parts) -> JSONResponse:
             "dtype": engine.dtype,
         }
     )
-
-
-def _not_ready(status: str) -> JSONResponse:
-    return JSONResponse({"status": status}, status_code=503, headers={"Retry-After": "5"})

@@ -1,5 +1,7 @@
 """The one JSON shape of every error."""
 
+from typing import Any, Final
+
 from pydantic import BaseModel, ConfigDict, Field
 
 
@@ -26,6 +28,10 @@ class ErrorDetail(BaseModel):
         default=None, description="Tokens of a prompt that is too long."
     )
     max_model_len: int | None = Field(default=None, description="Tokens the model's context holds.")
+    needed_bytes: int | None = Field(
+        default=None, description="KV cache of a request that can never fit."
+    )
+    available_bytes: int | None = Field(default=None, description="KV cache of the whole server.")
 
 
 class ErrorBody(BaseModel):
@@ -34,3 +40,15 @@ class ErrorBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     error: ErrorDetail
+
+
+#: Errors that every route that generates may answer with, for the API description.
+ERROR_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
+    400: {"model": ErrorBody, "description": "The request can never fit."},
+    413: {"model": ErrorBody, "description": "The body is too large."},
+    415: {"model": ErrorBody, "description": "The body is not declared as JSON."},
+    429: {"model": ErrorBody, "description": "The queue is full; see Retry-After."},
+    500: {"model": ErrorBody, "description": "Generating the answer failed."},
+    503: {"model": ErrorBody, "description": "The model is loading or the server stops."},
+    504: {"model": ErrorBody, "description": "The time was up before the answer was complete."},
+}

@@ -3,50 +3,22 @@
 import base64
 from typing import Annotated, Any, Final
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    StringConstraints,
-)
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from app.services.generation import GenerationInput, GenerationResult
-from snapkv_core import (
-    COMPRESSION_METHODS,
-    POOLINGS,
-    PROFILES,
-    ChatMessage,
-    CompressionReport,
-    FinishReason,
-    InvalidParameterError,
-    RequestSummary,
+from app.api.schemas.common import (
+    KVCacheInfo,
+    Number,
+    SharedFields,
+    Text,
+    Usage,
+    kv_cache_of,
+    usage_of,
 )
+from app.services.generation import GenerationInput, GenerationResult
+from snapkv_core import ChatMessage, FinishReason, InvalidParameterError, RequestSummary
 
 #: Rendering more than this through a template holds up the process for seconds.
 MAX_MESSAGES: Final = 10_000
-
-
-def _require_unicode(text: str) -> str:
-    # JSON can spell half a surrogate pair; no tokenizer and no UTF-8 answer can.
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise ValueError("must be valid Unicode text, without lone surrogates") from None
-    return text
-
-
-def _as_list(value: Any) -> Any:
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, list) or value is None:
-        return value
-    raise ValueError("must be a string or a list of strings")
-
-
-Text = Annotated[str, AfterValidator(_require_unicode)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class MessageBody(BaseModel):
@@ -66,12 +38,10 @@ Messages = Annotated[
 ]
 
 
-class GenerateRequest(BaseModel):
+class GenerateRequest(SharedFields):
     """A prompt, how to continue it and how to compress its KV cache."""
 
     model_config = ConfigDict(
-        extra="forbid",
-        strict=True,
         json_schema_extra={
             "example": {
                 "prompt": "The capital of France is",
@@ -96,46 +66,8 @@ class GenerateRequest(BaseModel):
     top_p: Number = Field(
         1.0, description="Sample from the smallest set of tokens with this probability."
     )
-    top_k: int = Field(0, description="Sample from this many likeliest tokens; 0 is no limit.")
-    seed: int | None = Field(
-        None, description="Same seed, same answer; null draws one per request."
-    )
     n: int = Field(1, description="Answers to generate.")
-    stop: Annotated[list[Text], Field(fail_fast=True), BeforeValidator(_as_list)] | None = Field(
-        None,
-        description="String or strings that end the answer; it contains none of them.",
-        json_schema_extra={
-            "anyOf": [
-                {"type": "string"},
-                {"type": "array", "items": {"type": "string"}},
-                {"type": "null"},
-            ]
-        },
-    )
     stream: bool = Field(False, description="Answer with server-sent events.")
-    ignore_eos: bool = Field(False, description="Go on after an end-of-sequence token.")
-    method: str | None = Field(
-        None,
-        description="Compression method.",
-        json_schema_extra={"enum": [*COMPRESSION_METHODS, None]},
-    )
-    max_capacity_prompt: int | None = Field(
-        None, description="Prompt tokens kept per layer and KV head, the window counted in."
-    )
-    window_size: int | None = Field(
-        None, description="Last prompt tokens, which score the rest and are always kept."
-    )
-    kernel_size: int | None = Field(
-        None, description="Width of the pooling over scores, odd; 1 turns it off."
-    )
-    pooling: str | None = Field(
-        None, description="Kind of pooling.", json_schema_extra={"enum": [*POOLINGS, None]}
-    )
-    profile: str | None = Field(
-        None,
-        description="Named set of compression knobs; knobs given beside it win.",
-        json_schema_extra={"enum": [*PROFILES, None]},
-    )
     explain: bool = Field(False, description="Report which prompt tokens were kept.")
 
     def to_input(self) -> GenerationInput:
@@ -155,45 +87,13 @@ class GenerateRequest(BaseModel):
                 "max_new_tokens": self.max_new_tokens,
                 "temperature": self.temperature,
                 "top_p": self.top_p,
-                "top_k": self.top_k,
-                "seed": self.seed,
                 "n": self.n,
-                "stop": tuple(self.stop or ()),
-                "ignore_eos": self.ignore_eos,
+                **self.shared_sampling(),
             },
-            knobs={
-                "method": self.method,
-                "max_capacity_prompt": self.max_capacity_prompt,
-                "window_size": self.window_size,
-                "kernel_size": self.kernel_size,
-                "pooling": self.pooling,
-            },
+            knobs=self.knobs(),
             profile=self.profile,
             explain=self.explain,
         )
-
-
-class Usage(BaseModel):
-    """Tokens of a request."""
-
-    prompt_tokens: int
-    completion_tokens: int = Field(description="Sum over all answers.")
-    total_tokens: int
-
-
-class KVCacheInfo(BaseModel):
-    """What compression did to the prompt's KV cache."""
-
-    method: str
-    original_entries: int = Field(description="Tokens per layer and KV head before.")
-    compressed_entries: float = Field(description="The same after; a mean where they differ.")
-    compression_ratio: float = Field(description="Original over compressed; 20 is 20 times less.")
-    original_bytes: int
-    compressed_bytes: int
-    kept_attention_mass: float = Field(
-        description="Share of the window's attention to the prefix that kept tokens hold."
-    )
-    skipped: str | None = Field(description="Why nothing was dropped, or null.")
 
 
 class Timings(BaseModel):
@@ -289,12 +189,8 @@ def _outcome_fields(request_id: str, model: str, summary: RequestSummary) -> dic
         "id": request_id,
         "model": model,
         "finish_reason": summary.finish_reasons[0],
-        "usage": Usage(
-            prompt_tokens=summary.num_prompt_tokens,
-            completion_tokens=summary.num_output_tokens,
-            total_tokens=summary.num_prompt_tokens + summary.num_output_tokens,
-        ),
-        "kv_cache": None if report is None else _kv_cache(report),
+        "usage": usage_of(summary.num_prompt_tokens, summary.num_output_tokens),
+        "kv_cache": kv_cache_of(report),
         "timings": Timings(
             queue_ms=timings.queue_ms,
             prefill_ms=timings.prefill_ms,
@@ -311,16 +207,3 @@ def _outcome_fields(request_id: str, model: str, summary: RequestSummary) -> dic
             layer_kept_counts=[base64.b64encode(row).decode("ascii") for row in counts.per_layer],
         )
     return fields
-
-
-def _kv_cache(report: CompressionReport) -> KVCacheInfo:
-    return KVCacheInfo(
-        method=report.method,
-        original_entries=report.original_entries,
-        compressed_entries=report.compressed_entries,
-        compression_ratio=report.compression_ratio,
-        original_bytes=report.original_bytes,
-        compressed_bytes=report.compressed_bytes,
-        kept_attention_mass=report.kept_attention_mass,
-        skipped=report.skipped,
-    )

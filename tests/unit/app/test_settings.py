@@ -1,5 +1,6 @@
 """Settings: what the environment says, what is refused, and that the page about them is current."""
 
+import dataclasses
 import os
 import re
 from pathlib import Path
@@ -60,7 +61,13 @@ def test_every_variable_reaches_its_config(monkeypatch: pytest.MonkeyPatch) -> N
         "MAX_MODEL_LEN": "100",
         "MAX_NUM_SEQS": "2",
         "MAX_NUM_WAITING": "3",
+        "PAGE_SIZE": "32",
+        "KV_CACHE_BYTES": "1000000",
+        "KV_MEMORY_FRACTION": "0.25",
         "PREFILL_CHUNK_TOKENS": "64",
+        "DECODE_GAP_TARGET_MS": "75",
+        "OVERTAKE_MAX_TOKENS": "0",
+        "REQUEST_TIMEOUT_S": "12.5",
         "DEFAULT_MAX_NEW_TOKENS": "5",
         "MAX_NEW_TOKENS_LIMIT": "6",
         "NUM_THREADS": "1",
@@ -83,12 +90,25 @@ def test_every_variable_reaches_its_config(monkeypatch: pytest.MonkeyPatch) -> N
         max_model_len=100,
         max_num_seqs=2,
         max_num_waiting=3,
+        page_size=32,
+        kv_cache_bytes=1_000_000,
+        kv_memory_fraction=0.25,
         prefill_chunk_tokens=64,
+        decode_gap_target_ms=75,
+        overtake_max_tokens=0,
+        request_timeout_s=12.5,
         default_max_new_tokens=5,
         max_new_tokens_limit=6,
         num_threads=1,
     )
     assert settings.default_compression() == CompressionConfig("full", 70, 7, 5, "max")
+
+
+def test_every_field_of_the_engine_has_a_setting() -> None:
+    """A new field of the engine's configuration can be set from outside."""
+    renamed = {"revision": "model_revision"}
+    fields = {renamed.get(field.name, field.name) for field in dataclasses.fields(EngineConfig)}
+    assert fields <= set(Settings.model_fields)
 
 
 def test_empty_values_count_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,6 +133,18 @@ def test_empty_values_count_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
         ("SNAPKV_MODEL", " ", "must name a model"),
         ("SNAPKV_DEFAULT_MAX_NEW_TOKENS", "5000", "4096"),
         ("SNAPKV_MAX_BODY_BYTES", "0", "1024"),
+        ("SNAPKV_PAGE_SIZE", "48", "power of two"),
+        ("SNAPKV_PAGE_SIZE", "512", "from 1 to 256"),
+        ("SNAPKV_KV_CACHE_BYTES", "8GiB", "integer"),
+        ("SNAPKV_KV_CACHE_BYTES", "0", "from 1 to"),
+        ("SNAPKV_KV_MEMORY_FRACTION", "1.5", "from 0.01 to 1"),
+        ("SNAPKV_KV_MEMORY_FRACTION", "nan", "finite"),
+        ("SNAPKV_DECODE_GAP_TARGET_MS", "0", "from 1 to"),
+        ("SNAPKV_OVERTAKE_MAX_TOKENS", "-1", "from 0 to"),
+        ("SNAPKV_REQUEST_TIMEOUT_S", "inf", "finite"),
+        ("SNAPKV_REQUEST_TIMEOUT_S", "0", "from 0.001 to"),
+        ("SNAPKV_STALL_TIMEOUT_S", "0", "greater than or equal to 1"),
+        ("SNAPKV_STALL_TIMEOUT_S", "1.5", "integer"),
     ],
 )
 def test_bad_value_is_one_line_that_names_the_variable(

@@ -1,0 +1,140 @@
+"""What the bodies of `/generate` and of OpenAI's routes have in common."""
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from snapkv_core import COMPRESSION_METHODS, POOLINGS, PROFILES, CompressionReport
+
+
+def _require_unicode(text: str) -> str:
+    # JSON can spell half a surrogate pair; no tokenizer and no UTF-8 answer can.
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ValueError("must be valid Unicode text, without lone surrogates") from None
+    return text
+
+
+def _as_list(value: Any) -> Any:
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) or value is None:
+        return value
+    raise ValueError("must be a string or a list of strings")
+
+
+Text = Annotated[str, AfterValidator(_require_unicode)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class SharedFields(BaseModel):
+    """Fields that mean the same on every route that generates."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    top_k: int = Field(0, description="Sample from this many likeliest tokens; 0 is no limit.")
+    seed: int | None = Field(
+        None, description="Same seed, same answer; null draws one per request."
+    )
+    stop: Annotated[list[Text], Field(fail_fast=True), BeforeValidator(_as_list)] | None = Field(
+        None,
+        description="String or strings that end the answer; it contains none of them.",
+        json_schema_extra={
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "string"}},
+                {"type": "null"},
+            ]
+        },
+    )
+    ignore_eos: bool = Field(False, description="Go on after an end-of-sequence token.")
+    method: str | None = Field(
+        None,
+        description="Compression method.",
+        json_schema_extra={"enum": [*COMPRESSION_METHODS, None]},
+    )
+    max_capacity_prompt: int | None = Field(
+        None, description="Prompt tokens kept per layer and KV head, the window counted in."
+    )
+    window_size: int | None = Field(
+        None, description="Last prompt tokens, which score the rest and are always kept."
+    )
+    kernel_size: int | None = Field(
+        None, description="Width of the pooling over scores, odd; 1 turns it off."
+    )
+    pooling: str | None = Field(
+        None, description="Kind of pooling.", json_schema_extra={"enum": [*POOLINGS, None]}
+    )
+    profile: str | None = Field(
+        None,
+        description="Named set of compression knobs; knobs given beside it win.",
+        json_schema_extra={"enum": [*PROFILES, None]},
+    )
+
+    def shared_sampling(self) -> dict[str, object]:
+        """Return what goes into `SamplingParams`, by its field names."""
+        return {
+            "top_k": self.top_k,
+            "seed": self.seed,
+            "stop": tuple(self.stop or ()),
+            "ignore_eos": self.ignore_eos,
+        }
+
+    def knobs(self) -> dict[str, object]:
+        """Return what goes into `CompressionConfig`, by its field names; None is absent."""
+        return {
+            "method": self.method,
+            "max_capacity_prompt": self.max_capacity_prompt,
+            "window_size": self.window_size,
+            "kernel_size": self.kernel_size,
+            "pooling": self.pooling,
+        }
+
+
+class Usage(BaseModel):
+    """Tokens of a request."""
+
+    prompt_tokens: int
+    completion_tokens: int = Field(description="Sum over all answers.")
+    total_tokens: int
+
+
+class KVCacheInfo(BaseModel):
+    """What compression did to the prompt's KV cache."""
+
+    method: str
+    original_entries: int = Field(description="Tokens per layer and KV head before.")
+    compressed_entries: float = Field(description="The same after; a mean where they differ.")
+    compression_ratio: float = Field(description="Original over compressed; 20 is 20 times less.")
+    original_bytes: int
+    compressed_bytes: int
+    kept_attention_mass: float = Field(
+        description="Share of the window's attention to the prefix that kept tokens hold."
+    )
+    skipped: str | None = Field(description="Why nothing was dropped, or null.")
+
+
+def usage_of(num_prompt_tokens: int, num_output_tokens: int) -> Usage:
+    """Return the counts of a request."""
+    return Usage(
+        prompt_tokens=num_prompt_tokens,
+        completion_tokens=num_output_tokens,
+        total_tokens=num_prompt_tokens + num_output_tokens,
+    )
+
+
+def kv_cache_of(report: CompressionReport | None) -> KVCacheInfo | None:
+    """Return what an answer says of its prompt's KV cache; None when it was never compressed."""
+    if report is None:
+        return None
+    return KVCacheInfo(
+        method=report.method,
+        original_entries=report.original_entries,
+        compressed_entries=report.compressed_entries,
+        compression_ratio=report.compression_ratio,
+        original_bytes=report.original_bytes,
+        compressed_bytes=report.compressed_bytes,
+        kept_attention_mass=report.kept_attention_mass,
+        skipped=report.skipped,
+    )
