@@ -86,6 +86,11 @@ class Settings(BaseSettings):
         _ENGINE.max_num_waiting,
         description="Requests that may wait beyond those; more are answered with 429.",
     )
+    attention_backend: Literal["auto", "sdpa", "matmul", "flash"] = Field(
+        _ENGINE.attention_backend,
+        description="How attention is computed; `auto` takes `flash` on a GPU that has flash-attn, "
+        "else `sdpa`.",
+    )
     page_size: int | None = Field(
         None,
         description="Tokens in a page of the KV cache, a power of two up to 256; unset takes what "
@@ -179,7 +184,7 @@ class Settings(BaseSettings):
             )
         return value
 
-    @field_validator("log_level", "dtype", mode="before")
+    @field_validator("log_level", "dtype", "attention_backend", mode="before")
     @classmethod
     def _lower(cls, value: object) -> object:
         return value.lower() if isinstance(value, str) else value
@@ -201,6 +206,7 @@ class Settings(BaseSettings):
                 max_model_len=self.max_model_len,
                 max_num_seqs=self.max_num_seqs,
                 max_num_waiting=self.max_num_waiting,
+                attention_backend=self.attention_backend,
                 page_size=self.page_size,
                 kv_cache_bytes=self.kv_cache_bytes,
                 kv_memory_fraction=self.kv_memory_fraction,
