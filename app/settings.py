@@ -93,7 +93,7 @@ class Settings(BaseSettings):
     )
     page_size: int | None = Field(
         None,
-        description="Tokens in a page of the KV cache, a power of two up to 256; unset takes what "
+        description="Tokens in a page of the KV cache, a power of two up to 64; unset takes what "
         "suits the device.",
     )
     kv_cache_bytes: int | None = Field(
