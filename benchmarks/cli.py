@@ -28,6 +28,8 @@ from benchmarks.server import serving
 from benchmarks.workload import FULL_SIZES, QUICK_SIZES, Sizes
 from snapkv_core import EngineConfig, SnapKVError
 
+#: Columns of the tables where no terminal says how many there are.
+_FILE_WIDTH: Final = 120
 _RESULTS: Final = Path(__file__).with_name("results") / "latest"
 
 
@@ -40,6 +42,8 @@ def run(arguments: Sequence[str]) -> int:
     """
     options = parse(arguments)
     errors, console = Console(stderr=True), Console()
+    if not console.is_terminal:
+        console.width = _FILE_WIDTH
     try:
         # Before hours of measuring, not after.
         baseline = read_baseline(options.check) if options.check else None

@@ -72,7 +72,7 @@ async def measure_http(
                     text_of(num_tokens, next(variants), count_tokens) for _ in range(num_streams)
                 ]
                 for target in targets:
-                    say(f"{target.name}: {num_streams} streams, prompts of {num_tokens:,} tokens")
+                    say(f"{target.name}: {num_streams} x {num_tokens:,} prompt tokens")
                     figures.load.append(
                         await measure_load(
                             client,

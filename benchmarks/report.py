@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
@@ -21,7 +21,9 @@ from benchmarks.http_part import HttpFigures
 from benchmarks.machine import MachineFacts
 from benchmarks.mixed_scenario import MixedFigure
 
-_MIB = 1024 * 1024
+_MIB: Final = 1024 * 1024
+#: Columns of words; the others hold numbers.
+_TEXTS: Final = ("dtype", "method", "prompts", "server", "ratio", "better", "promised", "verdict")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ def print_report(report: BenchReport, console: Console) -> None:
         attention_table(engine.attention),
         load_table(http.load),
         mixed_table(http.mixed),
-        ratio_table(report.ratios),
+        ratio_table(report.ratios, is_judged=not report.is_quick),
     )
     for table in tables:
         if table.row_count:
@@ -201,8 +203,8 @@ def mixed_table(figures: Sequence[MixedFigure]) -> Table:
     )
 
 
-def ratio_table(ratios: Sequence[Ratio]) -> Table:
-    """Return a row per ratio, with what is promised of it."""
+def ratio_table(ratios: Sequence[Ratio], *, is_judged: bool = True) -> Table:
+    """Return a row per ratio, with what is promised of it unless the sizes are others."""
     return _table(
         "Ratios",
         ("ratio", "value", "better", "promised"),
@@ -211,7 +213,7 @@ def ratio_table(ratios: Sequence[Ratio]) -> Table:
                 ratio.name,
                 f"{ratio.value:.3f}",
                 ratio.better,
-                _promise(ratio),
+                _promise(ratio) if is_judged else "",
             )
             for ratio in ratios
         ),
@@ -222,7 +224,7 @@ def comparison_table(comparisons: Sequence[Comparison]) -> Table:
     """Return a row per ratio, beside the baseline's."""
     return _table(
         "Against the baseline",
-        ("ratio", "baseline", "now", ""),
+        ("ratio", "baseline", "now", "verdict"),
         (
             (
                 row.name,
@@ -249,7 +251,7 @@ def _two(latency: Latency) -> str:
 def _table(title: str, headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
     table = Table(title=title)
     for heading in headings:
-        table.add_column(heading, justify="right", overflow="fold")
+        table.add_column(heading, justify="left" if heading in _TEXTS else "right")
     for row in rows:
         table.add_row(*(str(cell) for cell in row))
     return table
