@@ -55,7 +55,7 @@ def run(arguments: Sequence[str]) -> int:
             update_baseline(options.update_baseline, report.ratios)
             console.print(f"baseline written to {options.update_baseline}")
     except (BenchmarkError, SnapKVError, SettingsError) as error:
-        errors.print(f"error: {error}", markup=False)
+        errors.print(f"error: {error}", markup=False, soft_wrap=True)
         return 1
     if baseline is None:
         return 0

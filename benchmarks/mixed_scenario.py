@@ -106,8 +106,12 @@ def mixed_figure(
     """
     all_running_s = max(record.pieces_s[0] for record in running)
     first_token_s = long.sent_s + long.ttft_s
-    quiet = [g for r in running for g in gaps_s(r.pieces_s, all_running_s, long.sent_s)]
-    reading = [g for r in running for g in gaps_s(r.pieces_s, long.sent_s, first_token_s)]
+    # A gap in which the long prompt came is no quiet one.
+    before = [[at_s for at_s in record.pieces_s if at_s <= long.sent_s] for record in running]
+    quiet = [gap for pieces_s in before for gap in gaps_s(pieces_s, all_running_s)]
+    reading = [
+        gap for record in running for gap in gaps_s(record.pieces_s, long.sent_s, first_token_s)
+    ]
     if not quiet or not reading:
         raise BenchmarkError(f"{target}: the running streams brought nothing to compare")
     timeline_ms = sorted(

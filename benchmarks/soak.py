@@ -219,7 +219,7 @@ def run(arguments: Sequence[str]) -> int:
         with _server(options) as server:
             report = asyncio.run(soak(server, options.seconds, options.clients, options.max_growth))
     except BenchmarkError as error:
-        Console(stderr=True).print(f"error: {error}", markup=False)
+        Console(stderr=True).print(f"error: {error}", markup=False, soft_wrap=True)
         return 1
     path = options.output / "soak.json"
     path.write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")
@@ -254,9 +254,9 @@ def _print(report: SoakReport, console: Console) -> None:
         )
     else:
         console.print("RSS: not watched, the server's process is not known (--pid)")
-    console.print(f"left over: {report.left_over}", markup=False)
+    console.print(f"left over: {report.left_over}", markup=False, soft_wrap=True)
     for problem in report.problems:
-        console.print(f"FAILED: {problem}", markup=False)
+        console.print(f"FAILED: {problem}", markup=False, soft_wrap=True)
 
 
 if __name__ == "__main__":
