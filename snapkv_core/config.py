@@ -21,7 +21,7 @@ MAX_WINDOW_SIZE: Final = 1_024
 #: Far above any published setting (the widest is 63); a wider pool only blurs the vote.
 MAX_KERNEL_SIZE: Final = 1_023
 #: Decode attention runs over tiles of this many tokens, which a page must divide.
-MAX_PAGE_SIZE: Final = 256
+MAX_PAGE_SIZE: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,8 @@ class EngineConfig:
         max_model_len: Tokens that prompt and answer may have together; None takes the model's.
         max_num_seqs: Sequences held in memory at once.
         max_num_waiting: Requests that may queue beyond those.
-        page_size: Tokens in a page of the KV cache, a power of two up to 256; None takes what was
+        attention_backend: `auto`, `sdpa`, `matmul` or `flash`.
+        page_size: Tokens in a page of the KV cache, a power of two up to 64; None takes what was
             measured to be good for the device.
         kv_cache_bytes: Bytes of the KV cache's pool; None takes a share of free memory at start.
         kv_memory_fraction: That share, of memory that is free once the model is loaded; None takes
@@ -154,6 +155,7 @@ class EngineConfig:
     max_model_len: int | None = None
     max_num_seqs: int = 8
     max_num_waiting: int = 64
+    attention_backend: Literal["auto", "sdpa", "matmul", "flash"] = "auto"
     page_size: int | None = None
     kv_cache_bytes: int | None = None
     kv_memory_fraction: float | None = None
@@ -169,6 +171,9 @@ class EngineConfig:
         if not self.model.strip():
             raise InvalidParameterError("model", "must name a model, got an empty string")
         require_choice("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
+        require_choice(
+            "attention_backend", self.attention_backend, ("auto", "sdpa", "matmul", "flash")
+        )
         for field, low, high in (
             ("max_num_seqs", 1, 1_024),
             ("max_num_waiting", 1, 100_000),

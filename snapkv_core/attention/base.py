@@ -1,32 +1,66 @@
 """The seam behind which attention kernels may be exchanged."""
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
 
 
-class StoredKV(Protocol):
-    """Stored KV of one sequence in one layer, as a backend reads it.
+class PagedKV(Protocol):
+    """Stored KV of a decode batch in one layer, as a backend reads it.
+
+    A row is a (sequence, KV head), a unit one tile of a row's tokens; units are listed row after
+    row, so that rows of different length waste nothing.
 
     Attributes:
-        keys: `[num_kv_heads, max_kv_len, head_dim]`.
-        values: The same for values.
-        kv_lens: Tokens stored per KV head, `[num_kv_heads]`, int64, on the CPU.
+        k_pages: Keys of the whole pool, `[num_pages, page_size, head_dim]`.
+        v_pages: Values of the whole pool.
+        page_ids: Pages of each unit, `[num_units, pages_per_tile]`, int32.
+        unit_rows: Row that a unit belongs to, `[num_units]`, int64.
+        unit_tiles: Which of the row's tiles it is, `[num_units]`, int64.
+        last_units: The last unit of each row, ascending, `[num_rows]`, int64, on the CPU.
+        is_empty: Places of those units that hold no token (zeros are stored there),
+            `[num_rows, tile_tokens]`, bool.
+        num_rows: Sequences times KV heads.
+        max_tiles: Most tiles of any row.
     """
 
     @property
-    def keys(self) -> Tensor: ...  # noqa: D102  # described above
+    def k_pages(self) -> Tensor: ...  # noqa: D102  # described above
 
     @property
-    def values(self) -> Tensor: ...  # noqa: D102
+    def v_pages(self) -> Tensor: ...  # noqa: D102
 
     @property
-    def kv_lens(self) -> Tensor: ...  # noqa: D102
+    def page_ids(self) -> Tensor: ...  # noqa: D102
+
+    @property
+    def unit_rows(self) -> Tensor: ...  # noqa: D102
+
+    @property
+    def unit_tiles(self) -> Tensor: ...  # noqa: D102
+
+    @property
+    def last_units(self) -> Tensor: ...  # noqa: D102
+
+    @property
+    def is_empty(self) -> Tensor: ...  # noqa: D102
+
+    @property
+    def num_rows(self) -> int: ...  # noqa: D102
+
+    @property
+    def max_tiles(self) -> int: ...  # noqa: D102
 
 
 class AttentionBackend(Protocol):
-    """Computes attention for both phases."""
+    """Computes attention for both phases.
+
+    Attributes:
+        name: What start-up logs call it.
+    """
+
+    @property
+    def name(self) -> str: ...  # noqa: D102  # described above
 
     def prefill(self, query: Tensor, keys: Tensor, values: Tensor, *, scaling: float) -> Tensor:
         """Attend from the last tokens of a prompt so far to all of it, causally.
@@ -38,17 +72,23 @@ class AttentionBackend(Protocol):
             scaling: Factor on the logits.
 
         Returns:
-            `[num_q_heads, chunk_len, head_dim]`.
+            `[num_q_heads, chunk_len, head_dim]`, in `query`'s number format. How the caller cuts
+            a prompt into chunks changes no bit on a CPU as long as cuts lie on `grid_tokens`.
         """
 
-    def decode(self, query: Tensor, stored: Sequence[StoredKV], *, scaling: float) -> Tensor:
+    @property
+    def grid_tokens(self) -> int:
+        """Grid of token positions on which a prompt may be cut without changing any bit."""
+
+    def decode(self, query: Tensor, stored: PagedKV, *, scaling: float) -> Tensor:
         """Attend from one new token per sequence to that sequence's stored KV.
 
         Args:
-            query: `[num_rows, num_q_heads, head_dim]`; rows beyond `stored` are padding.
-            stored: KV of each sequence, the new token's included.
+            query: `[num_seqs, num_q_heads, head_dim]`.
+            stored: KV of the sequences, the new token's included.
             scaling: Factor on the logits.
 
         Returns:
-            `[num_rows, num_q_heads, head_dim]`, zero in padded rows.
+            `[num_seqs, num_q_heads, head_dim]`, in `query`'s number format. On a CPU a sequence's
+            numbers do not depend on its neighbours or on the page size.
         """

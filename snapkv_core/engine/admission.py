@@ -1,6 +1,7 @@
 """From a request to sequences: tokens, limits and defaults, before anything is queued."""
 
 import itertools
+import math
 import secrets
 import time
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from dataclasses import replace
 from typing import cast
 
 from snapkv_core.config import EngineConfig
+from snapkv_core.engine.memory_ledger import MemoryLedger
 from snapkv_core.errors import InvalidParameterError, PromptTooLongError
 from snapkv_core.events import ChatMessage, GenerationRequest
 from snapkv_core.models.spec import ModelSpec
@@ -18,10 +20,13 @@ from snapkv_core.sequence import Sequence
 class RequestPreparer:
     """Checks a request against the model and the configuration; any thread may call it."""
 
-    def __init__(self, config: EngineConfig, spec: ModelSpec, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, config: EngineConfig, spec: ModelSpec, tokenizer: Tokenizer, ledger: MemoryLedger
+    ) -> None:
         self._config = config
         self._spec = spec
         self._tokenizer = tokenizer
+        self._ledger = ledger
         self._seq_ids: Iterator[int] = itertools.count(1)
 
     def prepare(self, request: GenerationRequest) -> tuple[Sequence, ...]:
@@ -30,6 +35,7 @@ class RequestPreparer:
         Raises:
             InvalidParameterError: A parameter does not fit this model or configuration.
             PromptTooLongError: The prompt does not fit the context.
+            RequestTooLargeError: Its KV cache exceeds all memory there is for it.
         """
         arrival_s = time.monotonic()
         is_chat = any(isinstance(part, ChatMessage) for part in request.prompt[:1])
@@ -44,7 +50,8 @@ class RequestPreparer:
             max_new_tokens=self._max_new_tokens(request, len(prompt_ids), field),
             seed=secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed,
         )
-        return tuple(
+        timeout_s = min(request.timeout_s or math.inf, self._config.request_timeout_s)
+        group = tuple(
             Sequence(
                 seq_id=next(self._seq_ids),
                 request_id=request.request_id,
@@ -52,11 +59,15 @@ class RequestPreparer:
                 sampling=sampling,
                 compression=request.compression,
                 arrival_s=arrival_s,
+                deadline_s=arrival_s + timeout_s,
                 choice_index=choice_index,
                 explain=request.explain,
             )
             for choice_index in range(sampling.n)
         )
+        is_compressed = request.compression.compresses(len(prompt_ids))
+        self._ledger.require_possible(group, "max_capacity_prompt" if is_compressed else field)
+        return group
 
     def _encode(self, request: GenerationRequest, field: str) -> tuple[int, ...]:
         if isinstance(request.prompt, str):

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final
 
-from snapkv_core.config import EngineConfig
+from snapkv_core.config import CompressionConfig, EngineConfig
 from snapkv_core.engine.engine import Engine
+from snapkv_core.engine.memory_plan import held_memory_bytes
+from snapkv_core.engine.service_rate import ServiceRate
 from snapkv_core.errors import EngineStoppedError, QueueFullError, SnapKVError
 from snapkv_core.events import (
     EngineObserver,
@@ -93,6 +95,17 @@ class _Stop:
     pass
 
 
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """The engine's numbers after its last turn; replaced as a whole, so any thread may read it."""
+
+    num_waiting: int = 0
+    num_running: int = 0
+    num_pages_used: int = 0
+    num_pages_reserved: int = 0
+    workspace_bytes: int = 0
+
+
 class AsyncEngine:
     """An `Engine` on a thread of its own.
 
@@ -109,9 +122,9 @@ class AsyncEngine:
         self._in_flight: set[ResponseStream] = set()  # event loop only
         self._num_preparing = 0  # event loop only
         self._streams: dict[str, ResponseStream] = {}  # engine thread only
-        self._mean_request_s = 1.0
+        self._service_rate = ServiceRate()
         self._busy_since: float | None = None
-        self._counts = (0, 0, 0)
+        self._counts = _Counts()
 
     @classmethod
     def load(cls, config: EngineConfig, observer: EngineObserver | None = None) -> "AsyncEngine":
@@ -147,6 +160,27 @@ class AsyncEngine:
         """Number format of weights and KV cache."""
         return str(self._engine.dtype).removeprefix("torch.")
 
+    @property
+    def attention_backend(self) -> str:
+        """How attention is computed: `sdpa`, `matmul` or `flash`."""
+        return self._engine.parts.backend.name
+
+    @property
+    def page_size(self) -> int:
+        """Tokens in a page of the KV cache."""
+        return self._engine.parts.layout.page_size
+
+    @property
+    def num_cache_tokens(self) -> int:
+        """Tokens, in all layers and KV heads, that the KV cache's pool holds."""
+        parts = self._engine.parts
+        per_row = parts.manager.num_pages_total // parts.layout.num_page_rows
+        return per_row * parts.layout.page_size
+
+    def max_concurrent(self, compression: CompressionConfig, max_new_tokens: int) -> int:
+        """Return how many sequences fit at once whose prompts are longer than their capacity."""
+        return self._engine.max_concurrent(compression, max_new_tokens)
+
     def start(self) -> None:
         """Start the engine thread; call once."""
         self._takes_requests = True
@@ -167,11 +201,12 @@ class AsyncEngine:
             QueueFullError: Too many requests are in flight.
             InvalidParameterError: A parameter does not fit this model or configuration.
             PromptTooLongError: The prompt does not fit the context.
+            RequestTooLargeError: Its KV cache exceeds all memory there is for it.
         """
         self._require_running()
         num_in_flight = len(self._in_flight) + self._num_preparing
         if num_in_flight >= self.config.max_num_seqs + self.config.max_num_waiting:
-            raise QueueFullError(num_in_flight, retry_after_s=max(1.0, self._mean_request_s))
+            raise QueueFullError(num_in_flight, self._service_rate.retry_after_s())
         self._num_preparing += 1
         try:
             group = await asyncio.to_thread(self._engine.prepare, request)
@@ -186,18 +221,18 @@ class AsyncEngine:
 
     def stats(self) -> EngineStats:
         """Return the engine's state; any thread may call this."""
-        num_waiting, num_running, kv_bytes = self._counts
+        counts = self._counts
         busy_since = self._busy_since
         return EngineStats(
-            num_waiting=num_waiting + self._inbox.qsize(),
-            num_running=num_running,
-            kv_bytes=kv_bytes,
-            num_pages_used=0,
-            num_pages_reserved=0,
-            num_pages_total=1,
-            page_bytes=self._engine.layout.page_bytes,
-            workspace_bytes=0,
-            device_memory_bytes=0,
+            num_waiting=counts.num_waiting + self._inbox.qsize(),
+            num_running=counts.num_running,
+            kv_bytes=counts.num_pages_used * self._engine.parts.layout.page_bytes,
+            num_pages_used=counts.num_pages_used,
+            num_pages_reserved=counts.num_pages_reserved,
+            num_pages_total=self._engine.parts.ledger.num_pages_total,
+            page_bytes=self._engine.parts.layout.page_bytes,
+            workspace_bytes=counts.workspace_bytes,
+            device_memory_bytes=held_memory_bytes(self._engine.device),
             last_step_age_s=0.0 if busy_since is None else time.monotonic() - busy_since,
             is_alive=self._takes_requests and self._thread.is_alive(),
         )
@@ -221,6 +256,7 @@ class AsyncEngine:
         try:
             while self._drain_inbox():
                 self._busy_since = time.monotonic()
+                self._service_rate.note_busy(self._busy_since)
                 self._deliver(self._engine.step())
                 self._count()
             reason = _STOPPED
@@ -231,13 +267,14 @@ class AsyncEngine:
                 self._takes_requests = False
                 self._end_all(reason)
             self._busy_since = None
-            self._counts = (0, 0, 0)
+            self._counts = _Counts()
 
     def _drain_inbox(self) -> bool:
         """Take all messages, waiting for one while there is nothing to do; False means stop."""
         while True:
             if not self._engine.has_work:
                 self._busy_since = None
+                self._service_rate.note_idle()
             try:
                 message = self._inbox.get(block=not self._engine.has_work)
             except queue.Empty:
@@ -264,6 +301,7 @@ class AsyncEngine:
             # Nobody listens any more, so the events of the abort go nowhere.
             self._engine.abort(stream.request_id)
             del self._streams[stream.request_id]
+            self._service_rate.note_end(time.monotonic())
 
     def _deliver(self, events: SequenceOf[TokenEvent]) -> None:
         deliveries = []
@@ -272,9 +310,7 @@ class AsyncEngine:
             deliveries.append((stream, event))
             if event.summary is not None:
                 del self._streams[event.request_id]
-                self._mean_request_s += 0.2 * (
-                    event.summary.timings.total_ms / 1e3 - self._mean_request_s
-                )
+                self._service_rate.note_end(time.monotonic())
         self._post(deliveries)
 
     def _post(self, deliveries: SequenceOf[tuple[ResponseStream, TokenEvent]]) -> None:
@@ -301,10 +337,13 @@ class AsyncEngine:
         self._streams.clear()
 
     def _count(self) -> None:
-        self._counts = (
-            self._engine.num_waiting,
-            self._engine.num_running,
-            self._engine.kv_bytes,
+        parts = self._engine.parts
+        self._counts = _Counts(
+            num_waiting=self._engine.num_waiting,
+            num_running=self._engine.num_running,
+            num_pages_used=parts.manager.num_pages_used,
+            num_pages_reserved=parts.ledger.num_pages_reserved,
+            workspace_bytes=parts.ledger.workspace_bytes_reserved,
         )
 
 

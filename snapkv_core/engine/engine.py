@@ -2,19 +2,23 @@
 
 import logging
 import time
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from snapkv_core.attention.sdpa import SdpaBackend
 from snapkv_core.config import CompressionConfig, EngineConfig
 from snapkv_core.engine.admission import RequestPreparer
-from snapkv_core.engine.model_runner import ModelRunner
+from snapkv_core.engine.parts import build_parts
 from snapkv_core.engine.request_state import RequestState
-from snapkv_core.engine.scheduler import Scheduler
-from snapkv_core.engine.step_plan import DecodeBatch, PrefillSlice, StepPlan, StepResult
-from snapkv_core.errors import GenerationFailedError, InvalidParameterError, ModelLoadError
+from snapkv_core.engine.scoring import Scorer
+from snapkv_core.engine.step_plan import PrefillSlice, StepPlan, StepResult
+from snapkv_core.errors import (
+    GenerationFailedError,
+    InvalidParameterError,
+    KVCacheError,
+    ModelLoadError,
+)
 from snapkv_core.events import (
     EngineObserver,
     GenerationRequest,
@@ -22,12 +26,12 @@ from snapkv_core.events import (
     StepStats,
     TokenEvent,
 )
-from snapkv_core.kv_cache.layout import KVLayout
-from snapkv_core.kv_cache.manager import KVCacheManager
 from snapkv_core.models.loader import LoadedModel, load_model, prepare_model
 from snapkv_core.models.tokenizer import Tokenizer
 from snapkv_core.sampling_params import SamplingParams
 from snapkv_core.sequence import FinishReason, Sequence
+
+_OVERDUE: Final = "the request's time was up before its answer was complete"
 
 _logger = logging.getLogger(__name__)
 
@@ -42,7 +46,7 @@ class Engine:
         spec: Shape and limits of the model.
         tokenizer: The model's tokenizer.
         observer: Told of compressed prompts, finished requests and steps.
-        layout: Shape of its KV cache.
+        parts: Memory, model runner and scheduler, for whoever measures them.
     """
 
     def __init__(
@@ -53,17 +57,10 @@ class Engine:
         self.tokenizer: Tokenizer = model.tokenizer
         self.observer = observer
         self.device, self.dtype = model.decoder.device, model.decoder.dtype
-        self.layout = KVLayout(
-            num_layers=model.spec.num_layers,
-            num_kv_heads=model.spec.num_kv_heads,
-            head_dim=model.spec.head_dim,
-            element_bytes=self.dtype.itemsize,
-            page_size=config.page_size or 64,
-        )
-        self._manager = KVCacheManager(self.layout, dtype=self.dtype, device=self.device)
-        self._runner = ModelRunner(model, SdpaBackend(), self._manager, decode_row_multiple=4)
-        self._preparer = RequestPreparer(config, model.spec, model.tokenizer)
-        self._scheduler = self._new_scheduler()
+        self.parts = build_parts(model, config)
+        self._runner, self._scheduler = self.parts.runner, self.parts.scheduler
+        self._preparer = RequestPreparer(config, model.spec, model.tokenizer, self.parts.ledger)
+        self._scorer = Scorer(self.parts, config, self.prepare)
         self._requests: dict[str, RequestState] = {}
         self._sequences: dict[int, Sequence] = {}
 
@@ -111,8 +108,15 @@ class Engine:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of KV cache allocated to sequences."""
-        return self._manager.allocated_bytes()
+        """Bytes of the pages that hold KV."""
+        return self.parts.manager.num_pages_used * self.parts.layout.page_bytes
+
+    def max_concurrent(self, compression: CompressionConfig, max_new_tokens: int) -> int:
+        """Return how many sequences of a budget fit at once, compressed to their capacity."""
+        layout, longest = self.parts.layout, self.spec.max_model_len - max_new_tokens
+        num_kept = compression.max_capacity_prompt if compression.compresses(longest) else longest
+        num_pages = layout.num_page_rows * layout.pages_for(num_kept + max_new_tokens)
+        return min(self.config.max_num_seqs, self.parts.manager.num_pages_total // num_pages)
 
     def warm_up(self) -> None:
         """Run a short compressed request, so that the first real one pays for no set-up."""
@@ -131,6 +135,7 @@ class Engine:
         Raises:
             InvalidParameterError: A parameter does not fit this model or configuration.
             PromptTooLongError: The prompt does not fit the context.
+            RequestTooLargeError: Its KV cache exceeds all memory there is for it.
         """
         return self._preparer.prepare(request)
 
@@ -159,9 +164,9 @@ class Engine:
     def step(self) -> list[TokenEvent]:
         """Run one step and return what became certain in it."""
         start_s = time.monotonic()
+        events = self._end_overdue(start_s)
         plan = self._scheduler.plan()
         result = self._execute(plan)
-        events: list[TokenEvent] = []
         for seq_id, error in result.failures.items():
             events += self._end((self._sequences[seq_id],), FinishReason.ERROR, error)
         self._scheduler.commit(plan, result)
@@ -195,14 +200,13 @@ class Engine:
             # An interrupt or the failure of one choice leaves nothing of the others behind.
             self.abort(request.request_id)
 
-    @torch.inference_mode()
     def score(
         self,
         prompt_ids: tuple[int, ...],
         output_ids: tuple[int, ...],
         compression: CompressionConfig,
     ) -> Tensor:
-        """Teacher-force an answer on the compressed cache of a prompt.
+        """Teacher-force an answer on the compressed cache of a prompt; the engine must be idle.
 
         Returns:
             Logits `[len(output_ids), vocab_size]`, float32, that predict each of `output_ids`.
@@ -210,22 +214,42 @@ class Engine:
         Raises:
             InvalidParameterError: See `prepare`.
         """
-        sampling = SamplingParams(max_new_tokens=len(output_ids))
-        request = GenerationRequest("score", prompt_ids, sampling, compression)
-        (sequence,) = self.prepare(request)
-        sequences = {sequence.seq_id: sequence}
-        try:
-            rows = [self._read_alone(sequence)]
-            for token_id in output_ids[:-1]:
-                sequence.output_ids.append(token_id)
-                rows.append(self._runner.run_batch(DecodeBatch((sequence.seq_id,)), sequences)[0])
-        finally:
-            self._runner.release(sequence.seq_id)
-        return torch.stack(rows)
+        return self._scorer.score(prompt_ids, output_ids, compression)
+
+    def prompt_logprobs(
+        self, prompt_ids: tuple[int, ...], start: int = 1, end: int | None = None
+    ) -> Tensor:
+        """Score a prompt's own tokens; the engine must be idle.
+
+        Args:
+            prompt_ids: The prompt.
+            start: First token to score, at least 1: the first has nothing before it.
+            end: Token after the last; None scores to the end.
+
+        Returns:
+            Log-probability of each token `[start, end)` given those before it, float32.
+
+        Raises:
+            InvalidParameterError: The range lies outside the prompt; and see `prepare`.
+        """
+        end = len(prompt_ids) if end is None else end
+        return self._scorer.prompt_logprobs(prompt_ids, start, end)
 
     def check_integrity(self) -> None:
-        """Check the invariants of the KV store; raises `KVCacheError`."""
-        self._manager.check_integrity()
+        """Check the invariants of KV store, ledger and scheduler; raises `KVCacheError`."""
+        self.parts.manager.check_integrity()
+        self._scheduler.check_integrity()
+        if self.parts.manager.num_pages_used > self.parts.ledger.num_pages_reserved:
+            raise KVCacheError("sequences hold more pages than were reserved for them")
+
+    def _end_overdue(self, now_s: float) -> list[TokenEvent]:
+        by_request: dict[str, list[Sequence]] = {}
+        for sequence in self._scheduler.expired(now_s):
+            by_request.setdefault(sequence.request_id, []).append(sequence)
+        events = []
+        for late in by_request.values():
+            events += self._end(tuple(late), FinishReason.DEADLINE, _OVERDUE)
+        return events
 
     def _execute(self, plan: StepPlan) -> StepResult:
         """Run both halves of a plan; what raises fails the sequences it touched and no others."""
@@ -280,19 +304,6 @@ class Engine:
         self._tell("on_prompt_compressed", state.request_id, state.report)
         self._runner.sample(logits.expand(len(group), -1), group, tokens, failures)
 
-    def _read_alone(self, sequence: Sequence) -> Tensor:
-        """Read a prompt outside the queue; returns the logits of its last token."""
-        scheduler = self._new_scheduler()
-        scheduler.add((sequence,))
-        while True:
-            plan = scheduler.plan()
-            assert plan.prefill, "the only sequence has not been read yet"
-            for part in plan.prefill:
-                logits = self._runner.run_slice(part, {sequence.seq_id: sequence})
-                if logits is not None:
-                    return logits
-            scheduler.commit(plan, StepResult())
-
     def _token_events(self, sequence: Sequence, token_id: int) -> list[TokenEvent]:
         state = self._requests[sequence.request_id]
         try:
@@ -341,15 +352,6 @@ class Engine:
             getattr(self.observer, method)(*arguments)
         except Exception:
             _logger.exception("the observer failed in %s", method)
-
-    def _new_scheduler(self) -> Scheduler:
-        return Scheduler(
-            num_layers=self.spec.num_layers,
-            max_num_seqs=self.config.max_num_seqs,
-            max_num_waiting=self.config.max_num_waiting,
-            prefill_chunk_tokens=self.config.prefill_chunk_tokens,
-            eos_token_ids=self.spec.eos_token_ids,
-        )
 
 
 def _describe(error: Exception) -> str:

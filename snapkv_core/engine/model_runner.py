@@ -22,7 +22,8 @@ class _DecodeContext:
     def __init__(
         self, seq_ids: tuple[int, ...], manager: KVCacheManager, backend: AttentionBackend
     ) -> None:
-        self._seq_ids = seq_ids
+        self._step = manager.begin_step(seq_ids)
+        self._num_seqs = len(seq_ids)
         self._manager = manager
         self._backend = backend
         self.num_positions = 0
@@ -30,10 +31,13 @@ class _DecodeContext:
     def attend(
         self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float
     ) -> Tensor:
-        self._manager.append(self._seq_ids, layer_idx, key[:, :, 0], value[:, :, 0])
-        stored = [self._manager.view(seq_id, layer_idx) for seq_id in self._seq_ids]
-        output = self._backend.decode(query[:, :, 0], stored, scaling=scaling)
-        return output.unsqueeze(2)
+        self._manager.append(self._step, layer_idx, key[:, :, 0], value[:, :, 0])
+        # Rows beyond the sequences are padding: what they attend to is never read.
+        output = torch.zeros_like(query)
+        output[: self._num_seqs, :, 0] = self._backend.decode(
+            query[: self._num_seqs, :, 0], self._step.layers[layer_idx], scaling=scaling
+        )
+        return output
 
 
 class ModelRunner:
@@ -44,14 +48,12 @@ class ModelRunner:
         model: LoadedModel,
         backend: AttentionBackend,
         manager: KVCacheManager,
-        *,
-        decode_row_multiple: int,
     ) -> None:
         self._decoder = model.decoder
         self._spec = model.spec
         self._backend = backend
         self._manager = manager
-        self._decode_row_multiple = decode_row_multiple
+        self._decode_row_multiple = model.decode_row_multiple
         self._cursors: dict[int, PrefillCursor] = {}
 
     @torch.inference_mode()
@@ -64,7 +66,7 @@ class ModelRunner:
         """
         sequence = sequences[part.seq_id]
         if part.is_first:
-            self._manager.reserve(part.seq_id, max_new_tokens=sequence.max_new_tokens)
+            self._manager.reserve(part.seq_id)
             self._cursors[part.seq_id] = PrefillCursor(
                 sequence, self._spec, self._decoder, self._backend, self._manager
             )
@@ -75,6 +77,11 @@ class ModelRunner:
         for sibling_id in part.sibling_ids:
             self._manager.fork(part.seq_id, sibling_id)
         return cursor.last_logits()
+
+    @torch.inference_mode()
+    def prompt_logprobs(self, seq_id: int, start: int, end: int) -> Tensor:
+        """Return the log-probabilities `[end - start]` of tokens of a prompt read to its end."""
+        return self._cursors[seq_id].logprobs(start, end)
 
     def take_report(self, seq_id: int) -> CompressionReport:
         """Return the report of a prompt that was just read, and let go of its hidden states."""
@@ -88,9 +95,6 @@ class ModelRunner:
             Logits `[len(batch.seq_ids), vocab_size]`, float32.
         """
         rows = [sequences[seq_id] for seq_id in batch.seq_ids]
-        # Matrix products handle rows in tiles and round otherwise in a tile that is not full:
-        # with full tiles only, a sequence's numbers do not depend on how many neighbours it has.
-        # Measured in float32: rows of 4, 8 and 12 are bit-equal, of 1 to 3, 5 to 7 and 9 not.
         num_padding = -len(rows) % self._decode_row_multiple
         last_ids = [row.output_ids[-1] for row in rows] + [0] * num_padding
         positions = [row.num_tokens - 1 for row in rows] + [0] * num_padding
@@ -130,6 +134,7 @@ class ModelRunner:
             except ValueError as error:
                 failures[sequence.seq_id] = str(error)
 
+    @torch.inference_mode()
     def release(self, seq_id: int) -> None:
         """Free everything held for a sequence; unknown ids are fine."""
         self._cursors.pop(seq_id, None)

@@ -16,6 +16,7 @@ from snapkv_core.models.spec import ModelSpec
 from snapkv_core.sequence import Sequence
 
 _BATCH: Final = 0  # a prompt is read alone, so the batch dimension is always 1
+_HEAD_TOKENS: Final = 128
 
 
 class PrefillCursor:
@@ -51,11 +52,15 @@ class PrefillCursor:
         # A copy: embeddings of a model may be views of its weights, and this one is written to.
         self._hidden = decoder.embed(token_ids).clone()
         self._rotation = decoder.rotate(self._hidden, positions)
-        self._keys = self._hidden.new_empty(spec.num_kv_heads, num_tokens, spec.head_dim)
+        # A CPU is several times slower at attention in short formats, so it attends in float32.
+        dtype = torch.float32 if decoder.device.type == "cpu" else decoder.dtype
+        self._keys = self._hidden.new_empty(
+            spec.num_kv_heads, num_tokens, spec.head_dim, dtype=dtype
+        )
         self._values = torch.empty_like(self._keys)
         window = sequence.compression.window_size if self._compresses else 0
         self._window_start = num_tokens - window
-        self._window_queries = self._hidden.new_empty(spec.num_q_heads, window, spec.head_dim)
+        self._window_queries = self._keys.new_empty(spec.num_q_heads, window, spec.head_dim)
         self._masses: list[Tensor] = []
         self._kept_counts: list[Tensor] = []
         self._slice: PrefillSlice | None = None
@@ -97,6 +102,21 @@ class PrefillCursor:
     def last_logits(self) -> Tensor:
         """Return the logits of the prompt's last token, `[vocab_size]`, float32."""
         return self._decoder.logits(self._hidden[_BATCH, -1:])[0]
+
+    def logprobs(self, start: int, end: int) -> Tensor:
+        """Return the log-probability of prompt tokens `[start, end)` given those before them.
+
+        Returns:
+            `[end - start]`, float32. The head runs on some tokens at a time: the logits of a whole
+            long prompt would need gigabytes.
+        """
+        token_ids = torch.tensor(self._sequence.prompt_ids, device=self._decoder.device)
+        parts = []
+        for first in range(start, end, _HEAD_TOKENS):
+            last = min(first + _HEAD_TOKENS, end)
+            logits = self._decoder.logits(self._hidden[_BATCH, first - 1 : last - 1])
+            parts.append(logits.log_softmax(-1).gather(1, token_ids[first:last, None])[:, 0])
+        return torch.cat(parts)
 
     def report(self) -> CompressionReport:
         """Say what compression did, once all layers are stored."""

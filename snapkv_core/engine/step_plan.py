@@ -1,7 +1,9 @@
 """Messages between scheduler and model runner: ids and counts, no tensors."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+
+from snapkv_core.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +76,20 @@ class StepResult:
     failures: Mapping[int, str] = field(default_factory=dict)
     prefill_s: float = 0.0
     decode_s: float = 0.0
+
+
+def whole_prompt(sequence: Sequence, num_layers: int, slice_tokens: int) -> Iterator[PrefillSlice]:
+    """Cut the prompt of one sequence into slices, for reading it in one go."""
+    num_tokens = sequence.num_prompt_tokens
+    for layer_idx in range(num_layers):
+        for start in range(0, num_tokens, slice_tokens):
+            end = min(start + slice_tokens, num_tokens)
+            yield PrefillSlice(
+                seq_id=sequence.seq_id,
+                layer_idx=layer_idx,
+                token_start=start,
+                token_end=end,
+                sibling_ids=(),
+                is_first=layer_idx == 0 and start == 0,
+                is_last=layer_idx == num_layers - 1 and end == num_tokens,
+            )

@@ -1,6 +1,6 @@
-"""Storage of every sequence's KV: reserve, write_layer, append, fork, free."""
+"""Storage of every sequence's KV: reserve, write_layer, begin_step, append, fork, free."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,62 +8,64 @@ from torch import Tensor
 
 from snapkv_core.errors import KVCacheError
 from snapkv_core.kv_cache.layout import KVLayout
+from snapkv_core.kv_cache.page_pool import PagePool
+from snapkv_core.kv_cache.page_tables import PageTables
+from snapkv_core.kv_cache.step_view import TileUnits, cut_into_tiles
 
 
 @dataclass(frozen=True, slots=True)
-class KVView:
-    """Stored KV of one sequence in one layer.
+class DecodeStep:
+    """Where one decode step writes and what it reads.
 
     Attributes:
-        keys: `[num_kv_heads, max_kv_len, head_dim]`, a view into the store.
-        values: The same for values.
-        kv_lens: Tokens stored per KV head, `[num_kv_heads]`, int64, on the CPU; a head shorter
-            than `max_kv_len` has nothing to read beyond its length.
+        slot_mapping: Places of the new tokens in the pool, `[num_layers, num_seqs * num_kv_heads]`.
+        layers: What attention reads, one entry per layer.
     """
 
-    keys: Tensor
-    values: Tensor
-    kv_lens: Tensor
-
-
-class _SequenceKV:
-    """One extent per layer, `[num_kv_heads, longest kept prompt + max_new_tokens, head_dim]`."""
-
-    def __init__(self, layout: KVLayout, max_new_tokens: int) -> None:
-        self.max_new_tokens = max_new_tokens
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
-        self.prompt_lens = torch.zeros(layout.num_layers, layout.num_kv_heads, dtype=torch.int64)
-        self.kv_lens = torch.zeros_like(self.prompt_lens)
-
-    def tensors(self) -> Iterator[Tensor]:
-        yield from self.keys
-        yield from self.values
+    slot_mapping: Tensor
+    layers: tuple[TileUnits, ...]
 
 
 class KVCacheManager:
-    """KV of all sequences; lengths may differ by layer and by KV head.
+    """KV of all sequences, in pages; lengths may differ by layer and by KV head.
 
-    Only the engine thread calls it. Invariant, see `check_integrity`: a sequence has an extent
-    for each layer written so far, and no head of it is longer than its extent.
+    Pages are taken when tokens need them, so a sequence holds what it has stored and at most one
+    page more per layer and head; that they are there when needed is the business of admission.
+    Only the engine thread uses it.
     """
 
-    def __init__(self, layout: KVLayout, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        layout: KVLayout,
+        *,
+        num_pages: int,
+        max_num_seqs: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
         self.layout = layout
-        self._dtype = dtype
-        self._device = device
-        self._sequences: dict[int, _SequenceKV] = {}
-        self._heads = torch.arange(layout.num_kv_heads, device=device)
+        self._pool = PagePool(layout, num_pages=num_pages, dtype=dtype, device=device)
+        self._tables = PageTables(layout, max_num_seqs=max_num_seqs)
+        self._num_written: dict[int, int] = {}
 
-    def reserve(self, seq_id: int, *, max_new_tokens: int) -> None:
-        """Open the books for a sequence that will append at most `max_new_tokens` tokens.
+    @property
+    def num_pages_used(self) -> int:
+        """Pages that hold KV, a page that several choices share counted once."""
+        return self._pool.num_used
+
+    @property
+    def num_pages_total(self) -> int:
+        """Pages of the pool."""
+        return self._pool.num_pages
+
+    def reserve(self, seq_id: int) -> None:
+        """Open the books for a sequence.
 
         Raises:
-            KVCacheError: The sequence is known already.
+            KVCacheError: The sequence is known already, or as many are as may be.
         """
-        if seq_id in self._sequences:
-            raise KVCacheError(f"sequence {seq_id} has KV already")
-        self._sequences[seq_id] = _SequenceKV(self.layout, max_new_tokens)
+        self._tables.add(seq_id)
+        self._num_written[seq_id] = 0
 
     def write_layer(
         self,
@@ -80,123 +82,144 @@ class KVCacheManager:
         Args:
             seq_id: A reserved sequence.
             layer_idx: The next layer of it.
-            keys: Keys of the whole prompt, `[num_kv_heads, prompt_len, head_dim]`.
+            keys: Keys of the whole prompt, `[num_kv_heads, prompt_len, head_dim]`; converted to
+                the pool's number format.
             values: The same for values.
             kept_indices: Prompt tokens to keep, `[num_kv_heads, max_kept]`; None keeps all.
             kept_lens: Entries of each row of `kept_indices` that count, `[num_kv_heads]`, CPU.
 
         Raises:
-            KVCacheError: Unknown sequence, or the layer is not the next one; nothing is stored.
+            KVCacheError: Unknown sequence, the layer is not the next one, or no page is free.
         """
-        sequence = self._get(seq_id)
-        if layer_idx != len(sequence.keys):
-            raise KVCacheError(f"layer {layer_idx} after {len(sequence.keys)} layers of {seq_id}")
+        slot = self._tables.slot(seq_id)
+        if layer_idx != self._num_written[seq_id]:
+            raise KVCacheError(
+                f"layer {layer_idx} after {self._num_written[seq_id]} layers of {seq_id}"
+            )
+        num_kv_heads, page_size = self.layout.num_kv_heads, self.layout.page_size
         if kept_indices is None:
-            num_kept = keys.shape[1]
-            lens = torch.full((self.layout.num_kv_heads,), num_kept, dtype=torch.int64)
+            lens = torch.full((num_kv_heads,), keys.shape[1], dtype=torch.int32)
         else:
             assert kept_lens is not None, "kept_indices come with kept_lens"
-            num_kept = kept_indices.shape[1]
-            lens = kept_lens
-        shape = (self.layout.num_kv_heads, num_kept + sequence.max_new_tokens, self.layout.head_dim)
-        # Slots past a shorter head's length are read with weight zero: they must hold numbers,
-        # since zero times an uninitialised NaN is NaN. Equal heads have no such slots.
-        allocate = torch.empty if int(lens.min()) == int(lens.max()) else torch.zeros
-        for full, extents in ((keys, sequence.keys), (values, sequence.values)):
-            extent = allocate(shape, dtype=self._dtype, device=self._device)
-            if kept_indices is None:
-                extent[:, :num_kept] = full
-            else:
-                index = kept_indices.unsqueeze(-1).expand(-1, -1, self.layout.head_dim)
-                torch.gather(full, 1, index, out=extent[:, :num_kept])
-            extents.append(extent)
-        sequence.prompt_lens[layer_idx] = lens
-        sequence.kv_lens[layer_idx] = lens
+            lens = kept_lens.to(torch.int32)
+        page_ids = self._pool.take(int((-(-lens // page_size)).sum()))
+        is_filled = self._tables.set_prompt(layer_idx, slot, lens, page_ids)
+        self._num_written[seq_id] += 1
+        for full, pages in ((keys, self._pool.k_pages), (values, self._pool.v_pages)):
+            kept = _gather(full, kept_indices, lens, is_filled.shape[1] * page_size)
+            chosen = kept.view(num_kv_heads, -1, page_size, self.layout.head_dim)
+            pages[page_ids.to(pages.device)] = chosen[is_filled.to(pages.device)].to(pages.dtype)
 
-    def append(self, seq_ids: Sequence[int], layer_idx: int, keys: Tensor, values: Tensor) -> None:
-        """Store one new token of each sequence in one layer.
-
-        Args:
-            seq_ids: The sequences, one per row.
-            layer_idx: The layer.
-            keys: `[num_rows, num_kv_heads, head_dim]`; rows beyond `seq_ids` are padding.
-            values: The same for values.
+    def begin_step(self, seq_ids: Sequence[int]) -> DecodeStep:
+        """Make room for one new token of each sequence in all layers and heads at once.
 
         Raises:
-            KVCacheError: A sequence is unknown or has used up its `max_new_tokens`.
+            KVCacheError: A sequence is unknown or not written to its end, or no page is free.
         """
-        for row, seq_id in enumerate(seq_ids):
-            sequence = self._get(seq_id)
-            lens = sequence.kv_lens[layer_idx]
-            if int(lens.max()) >= sequence.keys[layer_idx].shape[1]:
-                raise KVCacheError(f"sequence {seq_id} has no room for another token")
-            slots = (self._heads, lens.to(self._device))
-            sequence.keys[layer_idx].index_put_(slots, keys[row])
-            sequence.values[layer_idx].index_put_(slots, values[row])
-            lens += 1
-
-    def view(self, seq_id: int, layer_idx: int) -> KVView:
-        """Return the stored KV of one sequence in one layer, without a copy."""
-        sequence = self._get(seq_id)
-        kv_lens = sequence.kv_lens[layer_idx]
-        max_kv_len = int(kv_lens.max())
-        return KVView(
-            keys=sequence.keys[layer_idx][:, :max_kv_len],
-            values=sequence.values[layer_idx][:, :max_kv_len],
-            kv_lens=kv_lens,
+        slots = self._tables.slots(seq_ids)
+        if any(self._num_written[seq_id] != self.layout.num_layers for seq_id in seq_ids):
+            raise KVCacheError("a sequence of this step has layers that were not written")
+        starts_page = self._tables.starts_page(slots)
+        page_ids = self._pool.take(int(starts_page.sum()))
+        slot_mapping = self._tables.extend(slots, starts_page, page_ids)
+        return DecodeStep(
+            slot_mapping.flatten(1).to(self._pool.k_pages.device),
+            tuple(
+                cut_into_tiles(
+                    self._pool,
+                    self._tables.page_tables[:, slots],
+                    self._tables.kv_lens[:, slots],
+                    self.layout.page_size,
+                )
+            ),
         )
 
+    def append(self, step: DecodeStep, layer_idx: int, keys: Tensor, values: Tensor) -> None:
+        """Store one new token of each sequence of a step in one layer.
+
+        Args:
+            step: From `begin_step`.
+            layer_idx: The layer.
+            keys: `[num_rows, num_kv_heads, head_dim]`; rows beyond the step's are padding.
+            values: The same for values.
+        """
+        places = step.slot_mapping[layer_idx]
+        for new, pages in ((keys, self._pool.k_pages), (values, self._pool.v_pages)):
+            entries = new.reshape(-1, self.layout.head_dim)[: len(places)]
+            pages.view(-1, self.layout.head_dim).index_copy_(0, places, entries)
+
     def fork(self, parent_id: int, child_id: int) -> None:
-        """Give a new sequence a copy of everything its parent has stored.
+        """Let a new sequence go on from where its parent is; full pages are shared, not copied.
 
         Raises:
             KVCacheError: The parent is unknown or the child is known already.
         """
-        parent = self._get(parent_id)
-        self.reserve(child_id, max_new_tokens=parent.max_new_tokens)
-        child = self._sequences[child_id]
-        child.keys = [extent.clone() for extent in parent.keys]
-        child.values = [extent.clone() for extent in parent.values]
-        child.prompt_lens = parent.prompt_lens.clone()
-        child.kv_lens = parent.kv_lens.clone()
+        parent = self._tables.slot(parent_id)
+        self.reserve(child_id)
+        self._num_written[child_id] = self._num_written[parent_id]
+        child = self._tables.slot(child_id)
+        shared, copied = self._tables.copy(parent, child)
+        self._pool.share(shared)
+        self._tables.replace_open(child, self._pool.copy(copied))
 
     def free(self, seq_id: int) -> None:
         """Drop a sequence's KV; one that was never reserved is fine, so abort is idempotent."""
-        self._sequences.pop(seq_id, None)
+        if seq_id in self._tables:
+            self._pool.give_back(self._tables.remove(seq_id))
+            del self._num_written[seq_id]
+
+    def stored(self, seq_id: int, layer_idx: int) -> list[tuple[Tensor, Tensor]]:
+        """Return copies of a layer's keys and values, `[kv_len, head_dim]` for each KV head."""
+        slot = self._tables.slot(seq_id)
+        copies = []
+        for table, kv_len in zip(
+            self._tables.page_tables[layer_idx, slot],
+            self._tables.kv_lens[layer_idx, slot].tolist(),
+            strict=True,
+        ):
+            page_ids = table[: self.layout.pages_for(kv_len)].to(self._pool.k_pages.device)
+            keys, values = self._pool.k_pages[page_ids], self._pool.v_pages[page_ids]
+            copies.append((keys.flatten(0, 1)[:kv_len], values.flatten(0, 1)[:kv_len]))
+        return copies
 
     def prompt_entries(self, seq_id: int) -> float:
-        """Return the prompt tokens stored, mean over the layers and KV heads written so far."""
-        sequence = self._get(seq_id)
-        return float(sequence.prompt_lens[: len(sequence.keys)].double().mean())
+        """Return the prompt tokens stored, mean over layers and KV heads."""
+        return float(self._tables.prompt_lens[:, self._tables.slot(seq_id)].double().mean())
 
     def prompt_bytes(self, seq_id: int) -> int:
         """Return the bytes of K and V stored for the prompt."""
-        return int(self._get(seq_id).prompt_lens.sum()) * self.layout.entry_bytes
+        num_entries = int(self._tables.prompt_lens[:, self._tables.slot(seq_id)].sum())
+        return num_entries * self.layout.entry_bytes
 
-    def allocated_bytes(self, seq_id: int | None = None) -> int:
-        """Return the bytes allocated to one sequence, or to all: prompt and room for the answer."""
-        sequences = self._sequences.values() if seq_id is None else (self._get(seq_id),)
-        return sum(tensor.nbytes for sequence in sequences for tensor in sequence.tensors())
+    def held_bytes(self, seq_id: int) -> int:
+        """Return the bytes of the pages that a sequence names, shared ones included."""
+        return self._tables.num_pages(self._tables.slot(seq_id)) * self.layout.page_bytes
 
     def check_integrity(self) -> None:
-        """Check the class invariant.
+        """Check the invariants of tables and pool against each other.
 
         Raises:
-            KVCacheError: It is broken; says where.
+            KVCacheError: One is broken; says where.
         """
-        for seq_id, sequence in self._sequences.items():
-            num_written = len(sequence.keys)
-            if int(sequence.kv_lens[num_written:].sum()) != 0:
-                raise KVCacheError(f"sequence {seq_id} has lengths for layers never written")
-            for layer_idx, (keys, values) in enumerate(
-                zip(sequence.keys, sequence.values, strict=True)
-            ):
-                longest = int(sequence.kv_lens[layer_idx].max())
-                if keys.shape != values.shape or longest > keys.shape[1]:
-                    raise KVCacheError(f"sequence {seq_id} overflows its extent, layer {layer_idx}")
+        named = self._tables.check_integrity()
+        expected = torch.zeros(1 + self._pool.num_pages, dtype=torch.int32)
+        expected[: len(named)] = named.to(torch.int32)
+        self._pool.check_integrity(expected)
 
-    def _get(self, seq_id: int) -> _SequenceKV:
-        try:
-            return self._sequences[seq_id]
-        except KeyError:
-            raise KVCacheError(f"sequence {seq_id} has no KV") from None
+
+def _gather(full: Tensor, indices: Tensor | None, lens: Tensor, num_places: int) -> Tensor:
+    """Return kept entries `[num_kv_heads, num_places, head_dim]`, zeros beyond each head's length.
+
+    Zeros matter: places beyond a length are read with weight zero, and must hold numbers.
+    """
+    num_kv_heads, _, head_dim = full.shape
+    kept = full.new_zeros(num_kv_heads, num_places, head_dim)
+    if indices is None:
+        kept[:, : full.shape[1]] = full
+        return kept
+    index = indices.unsqueeze(-1).expand(-1, -1, head_dim)
+    kept[:, : indices.shape[1]] = full.gather(1, index)
+    if int(lens.min()) < indices.shape[1]:
+        is_beyond = torch.arange(num_places) >= lens[:, None]
+        kept.masked_fill_(is_beyond.to(full.device).unsqueeze(-1), 0)
+    return kept

@@ -43,8 +43,23 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
         return _DTYPES[name]
     if device.type == "cuda":
         return torch.bfloat16
+    return torch.bfloat16 if _has_fast_bfloat16() else torch.float32
+
+
+def choose_product_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the number format in which a CPU multiplies weights of `dtype`.
+
+    A CPU without instructions for a short format computes it several times slower than float32,
+    which loses nothing but the memory of wider weights.
+    """
+    if dtype is torch.bfloat16 and _has_fast_bfloat16():
+        return torch.bfloat16
+    return torch.float32
+
+
+def _has_fast_bfloat16() -> bool:
     gain = _product_time_s(torch.float32) / _product_time_s(torch.bfloat16)
-    return torch.bfloat16 if gain >= _MIN_BFLOAT16_GAIN else torch.float32
+    return gain >= _MIN_BFLOAT16_GAIN
 
 
 @torch.inference_mode()

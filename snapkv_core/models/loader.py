@@ -13,7 +13,8 @@ from snapkv_core.config import EngineConfig
 from snapkv_core.errors import ModelLoadError
 from snapkv_core.models.decoder import LayeredDecoder
 from snapkv_core.models.demo import ensure_demo_model
-from snapkv_core.models.device import choose_device, choose_dtype
+from snapkv_core.models.device import choose_device, choose_dtype, choose_product_dtype
+from snapkv_core.models.packed_linear import pack_linears
 from snapkv_core.models.probe import (
     layered_logits,
     own_logits,
@@ -27,6 +28,9 @@ DEMO_MODEL: Final = "demo"
 #: They compute the rotation from the largest position in a batch, so that a long neighbour would
 #: change a short request's answer.
 _POSITION_DEPENDENT_ROPE: Final = frozenset({"dynamic", "longrope"})
+#: PyTorch's own CPU products handle rows in tiles and round otherwise in a tile that is not full.
+#: Measured in float32: rows of 4, 8 and 12 are bit-equal, of 1 to 3, 5 to 7 and 9 not.
+_UNPACKED_ROW_MULTIPLE: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +41,14 @@ class LoadedModel:
         decoder: The model, layer by layer.
         tokenizer: Its tokenizer.
         spec: Its shape and limits.
+        decode_row_multiple: A decode batch is padded to a multiple of this many rows, so that a
+            sequence's numbers do not depend on how many neighbours it has.
     """
 
     decoder: LayeredDecoder
     tokenizer: Tokenizer
     spec: ModelSpec
+    decode_row_multiple: int
 
 
 def load_model(config: EngineConfig) -> LoadedModel:
@@ -84,8 +91,9 @@ def prepare_model(model: Any, tokenizer: Any, config: EngineConfig) -> LoadedMod
     """Take a transformers model apart and prove that the parts give its own logits.
 
     Args:
-        model: A causal LM. It is put in evaluation mode and switched to the engine's attention
-            function, with which it still works on its own afterwards.
+        model: A causal LM. It is put in evaluation mode, switched to the engine's attention
+            function and, on a CPU, to packed linear layers; it still works on its own afterwards,
+            but cannot be trained or saved.
         tokenizer: A transformers tokenizer, or anything that follows the `Tokenizer` protocol.
         config: Limits and name; `config.model` is only a name here.
 
@@ -96,15 +104,19 @@ def prepare_model(model: Any, tokenizer: Any, config: EngineConfig) -> LoadedMod
     model.eval()
     family = type(model).__name__
     token_ids = probe_token_ids(model.config.vocab_size, model.device)
+    adapted = tokenizer if hasattr(tokenizer, "render_chat") else _adapt(tokenizer, model)
     try:
+        spec = _describe(model, config, adapted)
+        is_cpu = model.device.type == "cpu"
+        num_packed = pack_linears(model, choose_product_dtype(model.dtype)) if is_cpu else 0
         own = own_logits(model, token_ids)
         decoder = LayeredDecoder(model)
         layered = layered_logits(decoder, token_ids)
     except (TypeError, AttributeError, RuntimeError, ValueError) as error:
         raise ModelLoadError(f"{family} cannot be run layer by layer: {error}") from error
     require_same_logits(family, own, layered, decoder.dtype)
-    adapted = tokenizer if hasattr(tokenizer, "render_chat") else _adapt(tokenizer, model)
-    return LoadedModel(decoder, adapted, _describe(model, config, adapted))
+    row_multiple = _UNPACKED_ROW_MULTIPLE if is_cpu and not num_packed else 1
+    return LoadedModel(decoder, adapted, spec, row_multiple)
 
 
 def _require_all_weights(name: str, loading: Mapping[str, Any]) -> None:
@@ -211,6 +223,9 @@ def _describe(model: Any, config: EngineConfig, tokenizer: Tokenizer) -> ModelSp
         num_q_heads=shape.num_attention_heads,
         num_kv_heads=shape.num_key_value_heads,
         head_dim=head_dim,
+        hidden_size=shape.hidden_size,
+        intermediate_size=getattr(shape, "intermediate_size", None) or 4 * shape.hidden_size,
+        layer_weights=sum(weight.numel() for weight in model.base_model.layers[0].parameters()),
         vocab_size=shape.vocab_size,
         max_model_len=config.max_model_len or context,
         eos_token_ids=tokenizer.eos_token_ids,

@@ -143,7 +143,7 @@ def test_no_prompt_length_is_special(length: int, num_kv_heads: int) -> None:
 @pytest.mark.parametrize("num_kv_heads", [6, 2, 1])
 def test_the_report_counts_kv_heads_and_the_memory_is_really_that_small(num_kv_heads: int) -> None:
     model = build_model("llama", num_kv_heads, seed=21)
-    engine = make_engine(model, prefill_chunk_tokens=32)
+    engine = make_engine(model, prefill_chunk_tokens=32, page_size=8)
     prompt = random_prompt(120, seed=6)
     # Layers times KV heads times head size times K and V times the bytes of a float32.
     token_bytes = 4 * num_kv_heads * 16 * 2 * 4
@@ -152,8 +152,10 @@ def test_the_report_counts_kv_heads_and_the_memory_is_really_that_small(num_kv_h
     events = engine.step()
     while not events:
         events = engine.step()
-    # Nothing beyond the kept prompt and the room for the answer is held while generating.
-    assert 0 < engine.kv_bytes <= (24 + 10) * token_bytes
+    # The kept prompt fills three pages of eight in each layer and head; no more is held for it.
+    assert engine.kv_bytes == 24 * token_bytes
+    engine.step()
+    assert engine.kv_bytes == (24 + 8) * token_bytes, "the second token took a page of its own"
     report = summary_of(events + drain(engine)).compression
 
     assert report is not None

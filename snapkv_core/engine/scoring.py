@@ -1,0 +1,77 @@
+"""Log-probabilities and logits of given tokens, read outside the queue of an idle engine."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from snapkv_core.config import CompressionConfig, EngineConfig
+from snapkv_core.engine.parts import EngineParts
+from snapkv_core.engine.step_plan import DecodeBatch, whole_prompt
+from snapkv_core.errors import InvalidParameterError
+from snapkv_core.events import GenerationRequest
+from snapkv_core.sampling_params import SamplingParams
+from snapkv_core.sequence import Sequence
+
+
+class Scorer:
+    """Reads prompts in one go on an engine's parts; the engine's thread uses it."""
+
+    def __init__(
+        self,
+        parts: EngineParts,
+        config: EngineConfig,
+        prepare: Callable[[GenerationRequest], tuple[Sequence, ...]],
+    ) -> None:
+        self._parts = parts
+        self._prepare = prepare
+        grid = parts.backend.grid_tokens
+        self._slice_tokens = max(1, config.prefill_chunk_tokens // grid) * grid
+
+    @torch.inference_mode()
+    def score(
+        self,
+        prompt_ids: tuple[int, ...],
+        output_ids: tuple[int, ...],
+        compression: CompressionConfig,
+    ) -> Tensor:
+        """See `Engine.score`."""
+        runner = self._parts.runner
+        sampling = SamplingParams(max_new_tokens=len(output_ids))
+        with self._read(prompt_ids, sampling, compression) as (sequence, logits):
+            rows = [logits]
+            sequences = {sequence.seq_id: sequence}
+            for token_id in output_ids[:-1]:
+                sequence.output_ids.append(token_id)
+                rows.append(runner.run_batch(DecodeBatch((sequence.seq_id,)), sequences)[0])
+        return torch.stack(rows)
+
+    @torch.inference_mode()
+    def prompt_logprobs(self, prompt_ids: tuple[int, ...], start: int, end: int) -> Tensor:
+        """See `Engine.prompt_logprobs`."""
+        if not 1 <= start < end <= len(prompt_ids):
+            raise InvalidParameterError(
+                "start", f"[{start}, {end}) is no range of the tokens 1 to {len(prompt_ids) - 1}"
+            )
+        sampling, full = SamplingParams(max_new_tokens=1), CompressionConfig(method="full")
+        with self._read(prompt_ids, sampling, full) as (sequence, _):
+            return self._parts.runner.prompt_logprobs(sequence.seq_id, start, end)
+
+    @contextmanager
+    def _read(
+        self, prompt_ids: tuple[int, ...], sampling: SamplingParams, compression: CompressionConfig
+    ) -> Iterator[tuple[Sequence, Tensor]]:
+        """Read a prompt to its end; gives its sequence and its last token's logits."""
+        parts = self._parts
+        (sequence,) = self._prepare(GenerationRequest("scored", prompt_ids, sampling, compression))
+        parts.ledger.reserve((sequence,))
+        try:
+            sequences, logits = {sequence.seq_id: sequence}, None
+            for part in whole_prompt(sequence, parts.layout.num_layers, self._slice_tokens):
+                logits = parts.runner.run_slice(part, sequences)
+            assert logits is not None, "the last slice gives logits"
+            yield sequence, logits
+        finally:
+            parts.runner.release(sequence.seq_id)
+            parts.ledger.release(sequence)
