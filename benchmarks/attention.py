@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final
 
@@ -15,7 +15,6 @@ from benchmarks.figures import Ratio
 from benchmarks.machine import wait_for
 from benchmarks.workload import Sizes
 from snapkv_core import Engine
-from snapkv_core.attention.sdpa import SdpaBackend
 from snapkv_core.kv_cache.manager import KVCacheManager
 
 _CALLS_PER_ROUND: Final = 5
@@ -85,7 +84,7 @@ def _two_ways(
     engine: Engine, batch_size: int, num_tokens: int
 ) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
     """Return attention over the engine's kind of store and over dense tensors, same numbers."""
-    layout = engine.layout
+    layout = replace(engine.parts.layout, num_layers=1)
     scaling = layout.head_dim**-0.5
     shape = (batch_size, layout.num_kv_heads, num_tokens, layout.head_dim)
     generator = torch.Generator().manual_seed(0)
@@ -95,16 +94,24 @@ def _two_ways(
 
     keys, values = noise(*shape), noise(*shape)
     queries = noise(batch_size, engine.spec.num_q_heads, layout.head_dim)
-    manager = KVCacheManager(layout, dtype=engine.dtype, device=engine.device)
+    manager = KVCacheManager(
+        layout,
+        num_pages=batch_size * layout.num_kv_heads * layout.pages_for(num_tokens),
+        max_num_seqs=batch_size,
+        dtype=engine.dtype,
+        device=engine.device,
+    )
     for seq_id in range(batch_size):
-        manager.reserve(seq_id, max_new_tokens=1)
-        manager.write_layer(seq_id, 0, keys[seq_id], values[seq_id])
-    backend = SdpaBackend()
+        manager.reserve(seq_id)
+        manager.write_layer(seq_id, 0, keys[seq_id, :, :-1], values[seq_id, :, :-1])
+    # As in a decode step, the last token is the one that has just been appended.
+    step = manager.begin_step(range(batch_size))
+    manager.append(step, 0, keys[:, :, -1], values[:, :, -1])
+    backend = engine.parts.backend
 
     @torch.inference_mode()
     def over_store() -> Tensor:
-        views = [manager.view(seq_id, 0) for seq_id in range(batch_size)]
-        return backend.decode(queries, views, scaling=scaling)
+        return backend.decode(queries, step.layers[0], scaling=scaling)
 
     @torch.inference_mode()
     def over_dense() -> Tensor:
