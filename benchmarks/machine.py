@@ -70,8 +70,13 @@ def resident_bytes(pid: int) -> int:
 
 
 def peak_resident_bytes(pid: int) -> int:
-    """Return the most memory that a process has held."""
+    """Return the most memory that a process has held since it began or its peak was forgotten."""
     return _status_bytes(pid, "VmHWM")
+
+
+def forget_peak(pid: int) -> None:
+    """Let the peak of a process begin at what it holds now."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
 
 
 def wait_for(device: torch.device) -> None:

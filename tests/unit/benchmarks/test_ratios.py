@@ -31,11 +31,17 @@ def test_prefill_and_attention_and_memory() -> None:
     assert (pace.value, pace.is_met) == (0.9, False)
     cost = attention_ratio(AttentionFigure("float32", 8, 576, 300.0, 200.0))
     assert (cost.value, cost.better) == (1.5, "lower")
-    figures = [
-        MemoryFigure(method, "float32", 3_000, 8, 1, peak_bytes, 1)
-        for method, peak_bytes in (("full", 600), ("snapkv", 400))
-    ]
-    assert [ratio.value for ratio in memory_ratios(*figures)] == [1.5]
+    mib = 1024 * 1024
+    full, kept, flat = (
+        MemoryFigure(method, "float32", 3_000, 8, loaded * mib, peak * mib, 1)
+        for method, loaded, peak in (
+            ("full", 500, 800),
+            ("snapkv", 900, 1_000),
+            ("snapkv", 500, 500),
+        )
+    )
+    assert [ratio.value for ratio in memory_ratios(full, kept)] == [3.0]
+    assert [ratio.value for ratio in memory_ratios(full, flat)] == [300.0]
 
 
 def test_http_ratios_are_of_our_server_alone() -> None:
