@@ -60,11 +60,11 @@ format: $(INSTALLED) ## Format the code and apply safe fixes
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-bench: $(INSTALLED) $(DEMO_READY) ## Measure prefill and decode on this machine
-	$(BIN)/python -m benchmarks
+bench: $(INSTALLED) $(DEMO_READY) ## Measure engine and server on this machine (BENCH_ARGS, docs/benchmarks.md)
+	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
-soak: $(INSTALLED) $(DEMO_READY) ## Run mixed load for a long time and watch memory
-	$(BIN)/python -m benchmarks.soak
+soak: $(INSTALLED) $(DEMO_READY) ## Load the server for a long time, watch memory and leaks (SOAK_ARGS)
+	$(BIN)/python -m benchmarks.soak $(SOAK_ARGS)
 
 lock: $(INSTALLED) ## Write the versions installed in .venv to constraints.txt
 	$(BIN)/python scripts/lock.py

@@ -1,1 +1,1 @@
-"""Measurements of the engine; ratios are of figures taken side by side in one run."""
+"""Measurements of the engine and of the HTTP service; ratios are taken side by side in one run."""

@@ -1,0 +1,281 @@
+"""Times decode steps of several engines in turn, the prompts being read beforehand."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Final
+
+from benchmarks.errors import BenchmarkError
+from benchmarks.figures import Ratio
+from benchmarks.workload import FULL, SNAPKV, Sizes, token_ids
+from snapkv_core import (
+    CompressionConfig,
+    CompressionReport,
+    Engine,
+    EngineConfig,
+    GenerationRequest,
+    RequestSummary,
+    SamplingParams,
+    StepStats,
+)
+
+#: Answer tokens each sequence has room for: those of the timed steps, and those that the first
+#: sequences get while the prompts of the others are read.
+_MAX_NEW_TOKENS: Final = 256
+#: What the project promises of `full / snapkv` at the headline sizes, by number format.
+_REQUIRED_GAIN: Final = {"float32": 2.0, "bfloat16": 3.0}
+#: A compressed step may depend on the length of the prompt by a tenth.
+_REQUIRED_FLATNESS: Final = 1.10
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeFigure:
+    """Decode steps of one batch.
+
+    Attributes:
+        method: `full` or `snapkv`.
+        dtype: Number format of weights and KV cache.
+        prompt_tokens: Length of each sequence's prompt.
+        batch_size: Sequences that get a token in each step.
+        is_shared: Whether they are choices of one request, which may read the same pages of the
+            prompt, rather than requests of their own.
+        step_ms: Median time of a step, sampling included.
+        tokens_per_s: Tokens of all sequences together at that pace.
+        kv_bytes: Bytes that the KV cache holds for them.
+    """
+
+    method: str
+    dtype: str
+    prompt_tokens: int
+    batch_size: int
+    is_shared: bool
+    step_ms: float
+    tokens_per_s: float
+    kv_bytes: int
+
+
+def decode_config(config: EngineConfig, max_batch_size: int) -> EngineConfig:
+    """Return a configuration under which reading the prompts disturbs decoding the least.
+
+    A prompt is read in two or three steps instead of hundreds. The sequences before it get a token
+    in each of them, and would otherwise be far longer than their prompts when timing begins.
+    """
+    return replace(
+        config,
+        max_num_seqs=max_batch_size,
+        prefill_chunk_tokens=65_536,
+        decode_gap_target_ms=600_000,
+    )
+
+
+class _Watch:
+    """Observer that counts the prompts read and keeps the last step."""
+
+    def __init__(self) -> None:
+        self.num_prompts_read = 0
+        self.last_step = StepStats(0.0, 0.0, 0.0, 0.0, 0)
+
+    def on_prompt_compressed(self, request_id: str, report: CompressionReport) -> None:
+        del request_id, report  # that it came is what counts
+        self.num_prompts_read += 1
+
+    def on_request_finished(self, summary: RequestSummary) -> None:
+        del summary
+
+    def on_step(self, step: StepStats) -> None:
+        self.last_step = step
+
+
+class DecodeRun:
+    """Some sequences on an engine of their own: read, timed for some steps at a time, ended."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        compression: CompressionConfig,
+        *,
+        prompt_tokens: int,
+        num_requests: int = 1,
+        num_choices: int = 1,
+        max_new_tokens: int = _MAX_NEW_TOKENS,
+    ) -> None:
+        """Describe `num_requests` distinct prompts with `num_choices` answers each."""
+        self._engine = engine
+        self._compression = compression
+        self._prompt_tokens = prompt_tokens
+        self._num_choices = num_choices
+        self._max_new_tokens = max_new_tokens
+        self._ids = [f"decode-{index}" for index in range(num_requests)]
+        self._watch = _Watch()
+        self.batch_size = num_requests * num_choices
+
+    def __enter__(self) -> "DecodeRun":
+        """Read the prompts, one after another."""
+        self._engine.observer = self._watch
+        # Choices need noise to differ; a lone answer does without its cost.
+        sampling = SamplingParams(
+            max_new_tokens=self._max_new_tokens,
+            ignore_eos=True,
+            n=self._num_choices,
+            temperature=1.0 if self._num_choices > 1 else 0.0,
+            seed=0,
+        )
+        for index, request_id in enumerate(self._ids):
+            prompt = token_ids(self._prompt_tokens, index, self._engine.spec.vocab_size)
+            self._engine.add_request(
+                GenerationRequest(request_id, prompt, sampling, self._compression)
+            )
+        while self._watch.num_prompts_read < len(self._ids):
+            self._step()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the sequences and free their memory."""
+        for request_id in self._ids:
+            self._engine.abort(request_id)
+
+    def time_steps(self, count: int) -> list[float]:
+        """Return the seconds that `count` decode steps took, after one that is not timed.
+
+        The one before pays for what the other engines left in the processor's caches.
+        """
+        self._step()
+        times_s = []
+        for _ in range(count):
+            self._step()
+            step = self._watch.last_step
+            if step.prefill_s > 0 or step.num_decoded != self.batch_size:
+                raise BenchmarkError(
+                    f"a timed step decoded {step.num_decoded} sequences of {self.batch_size}"
+                )
+            times_s.append(step.decode_s)
+        return times_s
+
+    def figure(self, step_s: float) -> DecodeFigure:
+        """Return the figure of a step that takes `step_s` seconds."""
+        return DecodeFigure(
+            method=self._compression.method,
+            dtype=dtype_name(self._engine),
+            prompt_tokens=self._prompt_tokens,
+            batch_size=self.batch_size,
+            is_shared=self._num_choices > 1,
+            step_ms=step_s * 1e3,
+            tokens_per_s=self.batch_size / step_s,
+            kv_bytes=self._engine.kv_bytes,
+        )
+
+    def _step(self) -> None:
+        for event in self._engine.step():
+            if event.finish_reason is not None:
+                raise BenchmarkError(
+                    f"{event.request_id} ended before it was measured "
+                    f"({event.error or event.finish_reason.value}): give the KV cache more memory"
+                )
+
+
+def dtype_name(engine: Engine) -> str:
+    """Return the number format of an engine, `float32` or the like."""
+    return str(engine.dtype).removeprefix("torch.")
+
+
+def measure_in_turn(
+    runs: Sequence[DecodeRun], *, rounds: int, steps_per_round: int
+) -> list[DecodeFigure]:
+    """Time decode steps of each run in turn, so that a drift of the machine meets all alike.
+
+    Args:
+        runs: Runs whose prompts have been read.
+        rounds: Turns that each run gets.
+        steps_per_round: Steps timed in a turn.
+
+    Returns:
+        One figure per run, of its median step.
+    """
+    times_s: list[list[float]] = [[] for _ in runs]
+    for _ in range(rounds):
+        for run, taken_s in zip(runs, times_s, strict=True):
+            taken_s += run.time_steps(steps_per_round)
+    return [run.figure(median(taken_s)) for run, taken_s in zip(runs, times_s, strict=True)]
+
+
+def measure_grid(
+    full: Engine, compressed: Engine, sizes: Sizes, say: Callable[[str], None]
+) -> list[DecodeFigure]:
+    """Measure each batch size at each prompt length, full and compressed in turn.
+
+    The sequences are choices of one request, so that its prompt is read once. Their prompt pages
+    are shared where the cache shares pages, and reading the same memory again is cheap: this
+    flatters the full cache. The headline ratios therefore use distinct requests.
+    """
+    figures = []
+    for prompt_tokens in sizes.prompt_lengths:
+        for batch_size in sizes.batch_sizes:
+            say(f"decode: {batch_size} x {prompt_tokens:,} tokens")
+            shape = {"prompt_tokens": prompt_tokens, "num_choices": batch_size}
+            with (
+                DecodeRun(full, FULL, **shape) as one,
+                DecodeRun(compressed, SNAPKV, **shape) as other,
+            ):
+                figures += measure_in_turn(
+                    (one, other), rounds=sizes.rounds, steps_per_round=sizes.steps_per_round
+                )
+    return figures
+
+
+def measure_headline(
+    engines: tuple[Engine, Engine, Engine], sizes: Sizes, say: Callable[[str], None]
+) -> tuple[list[DecodeFigure], list[Ratio]]:
+    """Measure distinct requests: long prompts full and compressed, short ones compressed.
+
+    Args:
+        engines: One for each of these three, over one model.
+        sizes: Batch and lengths.
+        say: Told what is going on.
+    """
+    short_tokens, long_tokens = sizes.headline_lengths
+    batch_size = sizes.headline_batch
+    say(f"headline: reading 2 x {batch_size} prompts of {long_tokens:,} tokens")
+    with (
+        DecodeRun(
+            engines[0], FULL, prompt_tokens=long_tokens, num_requests=batch_size
+        ) as full_long,
+        DecodeRun(
+            engines[1], SNAPKV, prompt_tokens=long_tokens, num_requests=batch_size
+        ) as kept_long,
+        DecodeRun(
+            engines[2], SNAPKV, prompt_tokens=short_tokens, num_requests=batch_size
+        ) as kept_short,
+    ):
+        figures = measure_in_turn(
+            (full_long, kept_long, kept_short),
+            rounds=2 * sizes.rounds,
+            steps_per_round=sizes.steps_per_round,
+        )
+    return figures, headline_ratios(*figures)
+
+
+def headline_ratios(
+    full_long: DecodeFigure, kept_long: DecodeFigure, kept_short: DecodeFigure
+) -> list[Ratio]:
+    """Return what compression gains, and how little a compressed step knows of its prompt."""
+    part = f"engine/{full_long.dtype}"
+    size = f"{full_long.batch_size}x{full_long.prompt_tokens}"
+    return [
+        Ratio(
+            f"{part}/decode step, full over snapkv, {size}",
+            full_long.step_ms / kept_long.step_ms,
+            "higher",
+            _REQUIRED_GAIN.get(full_long.dtype),
+        ),
+        Ratio(
+            f"{part}/decode step, {kept_long.prompt_tokens} over {kept_short.prompt_tokens} tokens",
+            kept_long.step_ms / kept_short.step_ms,
+            "lower",
+            _REQUIRED_FLATNESS,
+        ),
+        Ratio(
+            f"{part}/KV bytes, full over snapkv, {size}",
+            full_long.kv_bytes / kept_long.kv_bytes,
+            "higher",
+        ),
+    ]
