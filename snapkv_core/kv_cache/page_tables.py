@@ -125,22 +125,28 @@ class PageTables:
         self.kv_lens[:, slots] = lens + 1
         return pages.long() * page_size + lens % page_size
 
-    def copy(self, parent: int, child: int) -> tuple[Tensor, Tensor]:
-        """Give one slot the pages of another.
+    def pages(self, slot: int) -> tuple[Tensor, Tensor]:
+        """Return the pages of a slot, in table order.
 
         Returns:
             The ids of full pages, which may be shared, and those of pages that are still written
-            to, which must be copied; both in table order, int32.
+            to, which must be copied; int32.
+        """
+        tables, is_open = self.page_tables[:, slot], self._open_places(slot)
+        return tables[(tables != NULL_PAGE) & ~is_open], tables[is_open]
+
+    def copy(self, parent: int, child: int, page_ids: Tensor) -> None:
+        """Give one slot the pages of another.
+
+        Args:
+            parent: The other.
+            child: The slot, which has none.
+            page_ids: What takes the place of pages that are still written to, in table order.
         """
         self.page_tables[:, child] = self.page_tables[:, parent]
         self.kv_lens[:, child] = self.kv_lens[:, parent]
         self.prompt_lens[:, child] = self.prompt_lens[:, parent]
-        tables, is_open = self.page_tables[:, parent], self._open_places(parent)
-        return tables[(tables != NULL_PAGE) & ~is_open], tables[is_open]
-
-    def replace_open(self, slot: int, page_ids: Tensor) -> None:
-        """Put other pages in the places of those that are still written to, in table order."""
-        self.page_tables[:, slot].masked_scatter_(self._open_places(slot), page_ids)
+        self.page_tables[:, child].masked_scatter_(self._open_places(child), page_ids)
 
     def num_pages(self, slot: int) -> int:
         """Return how many pages a slot names."""
