@@ -174,14 +174,14 @@ class PageTables:
         Raises:
             KVCacheError: It is broken; says where.
         """
-        num_named = (self.page_tables != NULL_PAGE).sum(-1)
-        if not torch.equal(num_named, -(-self.kv_lens // self._layout.page_size).long()):
+        is_named = self.page_tables != NULL_PAGE
+        num_named = is_named.sum(-1, keepdim=True)
+        if not torch.equal(num_named[..., 0], -(-self.kv_lens // self._layout.page_size).long()):
             raise KVCacheError("a page table does not name as many pages as its length needs")
-        num_pages = num_named.amax() if num_named.numel() else 0
-        if bool((self.page_tables[..., int(num_pages) :] != NULL_PAGE).any()):
+        if not torch.equal(is_named, torch.arange(is_named.shape[-1]) < num_named):
             raise KVCacheError("a page table has a gap")
         used = torch.zeros(self.kv_lens.shape[1], dtype=torch.bool)
         used[list(self._slots.values())] = True
         if bool(self.kv_lens[:, ~used].any()):
             raise KVCacheError("a slot without a sequence has a length")
-        return torch.bincount(self.page_tables[self.page_tables != NULL_PAGE])
+        return torch.bincount(self.page_tables[is_named])
