@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -84,6 +85,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="number format; may be given more than once (that of the settings)",
     )
     parser.add_argument("--quick", action="store_true", help="tiny sizes: does everything run?")
+    parser.add_argument(
+        "--ratios-only", action="store_true", help="leave out the tables that enter no ratio"
+    )
     parser.add_argument("--only", choices=("engine", "http"), help="leave the other part out")
     parser.add_argument(
         "--output", type=Path, default=_RESULTS, help="folder for figures and plots (%(default)s)"
@@ -132,6 +136,8 @@ def _url(text: str) -> str:
 
 def _measure(options: argparse.Namespace, say: Callable[[str], None]) -> BenchReport:
     sizes = QUICK_SIZES if options.quick else FULL_SIZES
+    if options.ratios_only:
+        sizes = replace(sizes, batch_sizes=(), http_streams=())
     configs = [
         load_settings({"model": options.model, "dtype": dtype}).to_engine_config()
         for dtype in options.dtype or (None,)

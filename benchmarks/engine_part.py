@@ -9,11 +9,11 @@ from benchmarks.engine_decode import (
     decode_config,
     dtype_name,
     measure_grid,
-    measure_headline,
 )
 from benchmarks.engine_memory import MemoryFigure, measure_memory
 from benchmarks.engine_prefill import PrefillFigure, measure_prefill
 from benchmarks.figures import Ratio
+from benchmarks.headline import measure_headline
 from benchmarks.workload import Sizes
 from snapkv_core import Engine, EngineConfig
 from snapkv_core.models.loader import load_model

@@ -11,14 +11,18 @@ from snapkv_core.attention.tiled_decode import TiledDecode
 
 
 class SdpaBackend:
-    """For CPU and GPU; on a CPU it computes in float32 whatever the model's number format."""
+    """For CPU and GPU; on a CPU it computes in float32 whatever the model's number format.
+
+    Attributes:
+        decode_kernel: What computes decode attention.
+    """
 
     name: Final = "sdpa"
     #: Kernels choose their blocks by the number of queries, so each call has this many.
     grid_tokens: Final = 256
 
     def __init__(self) -> None:
-        self._decode = TiledDecode()
+        self.decode_kernel = TiledDecode()
 
     def prefill(self, query: Tensor, keys: Tensor, values: Tensor, *, scaling: float) -> Tensor:
         """See `AttentionBackend.prefill`."""
@@ -44,4 +48,4 @@ class SdpaBackend:
 
     def decode(self, query: Tensor, stored: PagedKV, *, scaling: float) -> Tensor:
         """See `AttentionBackend.decode`."""
-        return self._decode.run(query, stored, scaling=scaling)
+        return self.decode_kernel.run(query, stored, scaling=scaling)

@@ -34,25 +34,36 @@ class TiledDecode:
         per_group = max(1, _GROUP_BYTES // (tile_tokens * head_dim * 4))
         for start in range(0, num_units, per_group):
             units = slice(start, min(start + per_group, num_units))
-            keys = self._gather(stored.k_pages, stored.page_ids[units])
+            keys = self.gather(stored.k_pages, stored.page_ids[units])
             # Logits of each unit's queries, [num_units, group_size, tile_tokens].
             logits = torch.bmm(grouped[stored.unit_rows[units]], keys.mT)
             _hide_empty_places(logits, stored, units)
             largest = logits.amax(-1)
             weights = logits.sub_(largest.unsqueeze(-1)).exp_()
-            values = self._gather(stored.v_pages, stored.page_ids[units])
+            values = self.gather(stored.v_pages, stored.page_ids[units])
             combiner.put(units, torch.bmm(weights, values), weights.sum(-1), largest)
         return combiner.result().reshape(num_seqs, num_q_heads, head_dim).to(query.dtype)
 
-    def _gather(self, pages: Tensor, page_ids: Tensor) -> Tensor:
-        """Return the tiles of some units, `[num_units, tile_tokens, head_dim]`, float32."""
-        shape = (page_ids.numel(), *pages.shape[1:])
-        gathered = self._buffer("pages", shape, pages)
+    def gather(self, pages: Tensor, page_ids: Tensor) -> Tensor:
+        """Bring the pages of some units together.
+
+        Args:
+            pages: `[num_pages, page_size, head_dim]`.
+            page_ids: `[num_units, pages_per_tile]`.
+
+        Returns:
+            Tiles `[num_units, tile_tokens, head_dim]`, float32, until the next call.
+        """
+        gathered = self._buffer("pages", (page_ids.numel(), *pages.shape[1:]), pages)
         torch.index_select(pages, 0, page_ids.flatten(), out=gathered)
-        if pages.dtype is not torch.float32:
-            converted = self._buffer("float32", shape, pages, torch.float32)
+        return self.as_tiles(gathered, len(page_ids))
+
+    def as_tiles(self, gathered: Tensor, num_units: int) -> Tensor:
+        """Return pages that lie one after another as tiles in float32."""
+        if gathered.dtype is not torch.float32:
+            converted = self._buffer("float32", gathered.shape, gathered, torch.float32)
             gathered = converted.copy_(gathered)
-        return gathered.view(len(page_ids), -1, pages.shape[-1])
+        return gathered.reshape(num_units, -1, gathered.shape[-1])
 
     def _buffer(
         self, name: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None

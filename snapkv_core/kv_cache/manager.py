@@ -152,15 +152,20 @@ class KVCacheManager:
         """Let a new sequence go on from where its parent is; full pages are shared, not copied.
 
         Raises:
-            KVCacheError: The parent is unknown or the child is known already.
+            KVCacheError: The parent is unknown, the child is known already, or no slot or page is
+                free; nothing has changed.
         """
         parent = self._tables.slot(parent_id)
+        shared, still_open = self._tables.pages(parent)
         self.reserve(child_id)
-        self._num_written[child_id] = self._num_written[parent_id]
-        child = self._tables.slot(child_id)
-        shared, copied = self._tables.copy(parent, child)
+        try:
+            copies = self._pool.copy(still_open)
+        except KVCacheError:
+            self.free(child_id)
+            raise
         self._pool.share(shared)
-        self._tables.replace_open(child, self._pool.copy(copied))
+        self._tables.copy(parent, self._tables.slot(child_id), copies)
+        self._num_written[child_id] = self._num_written[parent_id]
 
     def free(self, seq_id: int) -> None:
         """Drop a sequence's KV; one that was never reserved is fine, so abort is idempotent."""

@@ -125,22 +125,28 @@ class PageTables:
         self.kv_lens[:, slots] = lens + 1
         return pages.long() * page_size + lens % page_size
 
-    def copy(self, parent: int, child: int) -> tuple[Tensor, Tensor]:
-        """Give one slot the pages of another.
+    def pages(self, slot: int) -> tuple[Tensor, Tensor]:
+        """Return the pages of a slot, in table order.
 
         Returns:
             The ids of full pages, which may be shared, and those of pages that are still written
-            to, which must be copied; both in table order, int32.
+            to, which must be copied; int32.
+        """
+        tables, is_open = self.page_tables[:, slot], self._open_places(slot)
+        return tables[(tables != NULL_PAGE) & ~is_open], tables[is_open]
+
+    def copy(self, parent: int, child: int, page_ids: Tensor) -> None:
+        """Give one slot the pages of another.
+
+        Args:
+            parent: The other.
+            child: The slot, which has none.
+            page_ids: What takes the place of pages that are still written to, in table order.
         """
         self.page_tables[:, child] = self.page_tables[:, parent]
         self.kv_lens[:, child] = self.kv_lens[:, parent]
         self.prompt_lens[:, child] = self.prompt_lens[:, parent]
-        tables, is_open = self.page_tables[:, parent], self._open_places(parent)
-        return tables[(tables != NULL_PAGE) & ~is_open], tables[is_open]
-
-    def replace_open(self, slot: int, page_ids: Tensor) -> None:
-        """Put other pages in the places of those that are still written to, in table order."""
-        self.page_tables[:, slot].masked_scatter_(self._open_places(slot), page_ids)
+        self.page_tables[:, child].masked_scatter_(self._open_places(child), page_ids)
 
     def num_pages(self, slot: int) -> int:
         """Return how many pages a slot names."""
@@ -168,14 +174,14 @@ class PageTables:
         Raises:
             KVCacheError: It is broken; says where.
         """
-        num_named = (self.page_tables != NULL_PAGE).sum(-1)
-        if not torch.equal(num_named, -(-self.kv_lens // self._layout.page_size).long()):
+        is_named = self.page_tables != NULL_PAGE
+        num_named = is_named.sum(-1, keepdim=True)
+        if not torch.equal(num_named[..., 0], -(-self.kv_lens // self._layout.page_size).long()):
             raise KVCacheError("a page table does not name as many pages as its length needs")
-        num_pages = num_named.amax() if num_named.numel() else 0
-        if bool((self.page_tables[..., int(num_pages) :] != NULL_PAGE).any()):
+        if not torch.equal(is_named, torch.arange(is_named.shape[-1]) < num_named):
             raise KVCacheError("a page table has a gap")
         used = torch.zeros(self.kv_lens.shape[1], dtype=torch.bool)
         used[list(self._slots.values())] = True
         if bool(self.kv_lens[:, ~used].any()):
             raise KVCacheError("a slot without a sequence has a length")
-        return torch.bincount(self.page_tables[self.page_tables != NULL_PAGE])
+        return torch.bincount(self.page_tables[is_named])

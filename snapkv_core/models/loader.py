@@ -108,14 +108,16 @@ def prepare_model(model: Any, tokenizer: Any, config: EngineConfig) -> LoadedMod
     try:
         spec = _describe(model, config, adapted)
         is_cpu = model.device.type == "cpu"
-        num_packed = pack_linears(model, choose_product_dtype(model.dtype)) if is_cpu else 0
+        if is_cpu:
+            pack_linears(model, choose_product_dtype(model.dtype))
         own = own_logits(model, token_ids)
         decoder = LayeredDecoder(model)
         layered = layered_logits(decoder, token_ids)
     except (TypeError, AttributeError, RuntimeError, ValueError) as error:
         raise ModelLoadError(f"{family} cannot be run layer by layer: {error}") from error
     require_same_logits(family, own, layered, decoder.dtype)
-    row_multiple = _UNPACKED_ROW_MULTIPLE if is_cpu and not num_packed else 1
+    is_unpacked = any(isinstance(module, torch.nn.Linear) for module in model.modules())
+    row_multiple = _UNPACKED_ROW_MULTIPLE if is_cpu and is_unpacked else 1
     return LoadedModel(decoder, adapted, spec, row_multiple)
 
 

@@ -43,7 +43,7 @@ class PackedLinear(nn.Module):
 def pack_linears(model: nn.Module, product_dtype: torch.dtype) -> int:
     """Swap the plain linear layers of a model on the CPU for packed ones.
 
-    Quantised layers are of other types and are left alone.
+    Quantised layers are left alone: they, or their weights, are of other types.
 
     Returns:
         How many were swapped; 0 where this PyTorch cannot pack, or packs without making rows
@@ -55,7 +55,9 @@ def pack_linears(model: nn.Module, product_dtype: torch.dtype) -> int:
         (parent, name, child)
         for parent in model.modules()
         for name, child in parent.named_children()
-        if type(child) is nn.Linear and child.weight.device.type == "cpu"
+        if type(child) is nn.Linear
+        and type(child.weight) is nn.Parameter
+        and child.weight.device.type == "cpu"
     ]
     for parent, name, child in found:
         setattr(parent, name, PackedLinear(child, product_dtype))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.attention import AttentionFigure, attention_ratio
-from benchmarks.engine_decode import headline_ratios
+from benchmarks.headline import headline_ratios
 from benchmarks.engine_memory import MemoryFigure, memory_ratios
 from benchmarks.engine_prefill import PrefillFigure, prefill_ratio
 from benchmarks.http_part import OTHER, OURS, http_ratios
