@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.attention import AttentionFigure, attention_ratio
-from benchmarks.headline import headline_ratios
 from benchmarks.engine_memory import MemoryFigure, memory_ratios
 from benchmarks.engine_prefill import PrefillFigure, prefill_ratio
+from benchmarks.headline import headline_ratios
 from benchmarks.http_part import OTHER, OURS, http_ratios
 from tests.unit.benchmarks.figures_by_hand import decode_figure, load_figure, mixed_figure_of
 
