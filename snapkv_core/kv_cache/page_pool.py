@@ -1,5 +1,7 @@
 """The pages that all sequences share: storage, free ids and reference counts."""
 
+import mmap
+
 import torch
 from torch import Tensor
 
@@ -33,9 +35,8 @@ class PagePool:
         self, layout: KVLayout, *, num_pages: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         shape = (1 + num_pages, layout.page_size, layout.head_dim)
-        # On a CPU memory that was never written costs nothing, so the pool may be generous.
-        self.k_pages = torch.zeros(shape, dtype=dtype, device=device)
-        self.v_pages = torch.zeros(shape, dtype=dtype, device=device)
+        self.k_pages = _zeros(shape, dtype, device)
+        self.v_pages = _zeros(shape, dtype, device)
         self.num_pages = num_pages
         # Low ids lie on top, so that a lightly used pool keeps to the memory it has touched.
         self._free_ids = torch.arange(num_pages, 0, -1, dtype=torch.int32)
@@ -109,3 +110,11 @@ class PagePool:
         for page_id in (NULL_PAGE, *free[-64:].tolist()):
             if self.k_pages[page_id].any() or self.v_pages[page_id].any():
                 raise KVCacheError(f"page {page_id} is free and holds something")
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return zeros that cost a CPU no memory until they are written, unlike `torch.zeros`."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = torch.Size(shape).numel() * dtype.itemsize
+    return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=dtype).view(shape)

@@ -78,7 +78,10 @@ def load_model(config: EngineConfig) -> LoadedModel:
             output_loading_info=True,
         )
         _require_all_weights(config.model, loading)
-        return prepare_model(model, tokenizer, config)
+        loaded = prepare_model(model, tokenizer, config)
+        if device.type == "cpu":
+            _release_file(model)
+        return loaded
     except ModelLoadError:
         raise
     except Exception as error:
@@ -119,6 +122,15 @@ def prepare_model(model: Any, tokenizer: Any, config: EngineConfig) -> LoadedMod
     is_unpacked = any(isinstance(module, torch.nn.Linear) for module in model.modules())
     row_multiple = _UNPACKED_ROW_MULTIPLE if is_cpu and is_unpacked else 1
     return LoadedModel(decoder, adapted, spec, row_multiple)
+
+
+def _release_file(model: Any) -> None:
+    """Copy the weights that are left, so that the file behind them is not held in memory whole.
+
+    They are views of it, and the packed layers have read the rest of it once and need it no more.
+    """
+    for weight in model.parameters():
+        weight.data = weight.data.clone()
 
 
 def _require_all_weights(name: str, loading: Mapping[str, Any]) -> None:
