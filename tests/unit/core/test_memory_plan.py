@@ -94,7 +94,9 @@ def test_a_pool_of_a_given_size_is_taken_as_it_is(plan: Any) -> None:
 
 def test_a_pool_for_not_one_sequence_is_refused_with_both_numbers(plan: Any) -> None:
     assert plan(_LARGE, kv_cache_bytes=6 * 1_024).num_pages == 6
-    with pytest.raises(ModelLoadError, match="5 pages of 1024 bytes; the shortest sequence needs 6"):
+    with pytest.raises(
+        ModelLoadError, match="5 pages of 1024 bytes; the shortest sequence needs 6"
+    ):
         plan(_LARGE, kv_cache_bytes=6 * 1_024 - 1)
     with pytest.raises(ModelLoadError, match="kv_cache_bytes"):
         make_engine(build_model("llama", 2), kv_cache_bytes=100)
