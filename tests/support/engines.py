@@ -23,7 +23,10 @@ _names = itertools.count()
 
 
 def make_engine(model: Any, tokenizer: Any = None, **settings: Any) -> Engine:
-    """Build an engine in float32 on the CPU; the tokenizer defaults to one token per byte."""
+    """Build an engine on the CPU, in the model's number format.
+
+    The tokenizer defaults to one token per byte.
+    """
     config = EngineConfig(model="tiny", device="cpu", dtype="float32", **settings)
     return Engine.from_transformers(model, tokenizer or ByteTokenizer(), config)
 

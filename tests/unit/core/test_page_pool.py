@@ -135,7 +135,7 @@ def _name_too_many(tables: PageTables) -> None:
 
 
 def _leave_a_gap(tables: PageTables) -> None:
-    tables.page_tables[0, 0, 0] = torch.tensor([1, NULL_PAGE, 2, NULL_PAGE])
+    tables.page_tables[0, 0, 0] = torch.tensor([71, NULL_PAGE, 72])
 
 
 def _give_an_unused_slot_a_length(tables: PageTables) -> None:
