@@ -134,6 +134,11 @@ class ModelRunner:
             except ValueError as error:
                 failures[sequence.seq_id] = str(error)
 
+    def wait_for_device(self) -> None:
+        """Return when everything that was started has ended."""
+        if self._decoder.device.type == "cuda":
+            torch.cuda.synchronize(self._decoder.device)
+
     @torch.inference_mode()
     def release(self, seq_id: int) -> None:
         """Free everything held for a sequence; unknown ids are fine."""
