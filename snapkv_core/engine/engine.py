@@ -260,11 +260,11 @@ class Engine:
             try:
                 for part in plan.prefill:
                     self._read(part, tokens, failures)
+                # The pacer learns from times, and a GPU's work is only queued so far.
+                self._runner.wait_for_device()
             except Exception as error:
                 _logger.exception("prefill slice failed")
                 failures.update(dict.fromkeys(plan.prefill[0].touched_ids, _describe(error)))
-            # The pacer learns from times: on a GPU work is only queued until somebody waits for it.
-            self._runner.wait_for_device()
         prefill_end_s = time.monotonic()
         if plan.decode is not None:
             rows = [self._sequences[seq_id] for seq_id in plan.decode.seq_ids]
