@@ -8,7 +8,7 @@ _WEIGHT: Final = 0.25
 #: so that a stall of the machine does not halve the slices of the next seconds.
 _MAX_RATIO: Final = 4.0
 #: Share of the decode gap target that prefill gets however slow decoding is: prompts must end.
-_MIN_PREFILL_SHARE: Final = 0.25
+_MIN_PREFILL_SHARE: Final = 0.5
 
 
 class SlicePacer:
