@@ -26,7 +26,7 @@ from snapkv_core.sequence import Sequence
 from tests.support.engines import FULL, ask, make_engine, make_request
 from tests.support.models import build_model, random_prompt
 
-_NUM_REQUESTS = 500
+_NUM_REQUESTS = 600
 _PROBE = random_prompt(50, seed=9)
 
 
@@ -76,7 +76,7 @@ class Faults:
         return self._decode(query, stored, scaling=scaling)
 
     def _maybe_raise(self, what: str, when: str) -> None:
-        if self._chance.random() < 0.02:
+        if self._chance.random() < (0.005 if when == "in a layer" else 0.012):
             self.counts[f"{what}, {when}"] += 1
             raise InjectedError
 
@@ -181,7 +181,7 @@ def test_no_request_is_lost_and_nothing_is_left(
     assert engine.parts.ledger.workspace_bytes_reserved == 0
     assert ask(engine, _PROBE, max_new_tokens=20, ignore_eos=True).token_ids == expected
     # All of it has happened, or the test proves less than it says.
-    assert all(load.reasons[reason] >= 5 for reason in FinishReason), load.reasons
+    assert [reason for reason in FinishReason if load.reasons[reason] < 5] == [], load.reasons
     assert load.refused["QueueFullError"] > 0
     assert load.refused["RequestTooLargeError"] > 0
     moments = itertools.product(("slice", "batch"), ("before", "in a layer", "after"))
