@@ -65,9 +65,9 @@ class Sizes:
     rounds: int = 5
     steps_per_round: int = 8
     prefill_lengths: tuple[int, ...] = (3072, 6144)
-    prefill_rounds: int = 3
-    memory_batch: int = 8
-    memory_tokens: int = 3072
+    prefill_rounds: int = 2
+    memory_batch: int = 4
+    memory_tokens: int = 2048
     attention_tokens: tuple[int, ...] = (576, 6144)
     http_streams: tuple[int, ...] = (1, 4, 8)
     http_lengths: tuple[int, ...] = (1024, 3072, 6144)
