@@ -102,7 +102,7 @@ class Stored:
         values = noise(self.num_kv_heads, longest, _HEAD_DIM, seed=1_000 + number)
         for layer_idx in range(_NUM_LAYERS):
             lens = [
-                max(1, longest - (7 * head + 70 * layer_idx) * (not even_layers))
+                max(1, longest - (7 * head + 70 * ((layer_idx + number) % 2)) * (not even_layers))
                 for head in range(self.num_kv_heads)
             ]
             indices = torch.arange(max(lens)).expand(self.num_kv_heads, -1)
@@ -120,7 +120,7 @@ def test_decode_is_attention_over_what_each_head_holds(
     backend: AttentionBackend, num_kv_heads: int, dtype: torch.dtype, even_layers: bool
 ) -> None:
     stored = Stored(
-        [3, 11, 0, 8, 6],
+        [3, 7, 0, 10, 6, 11],
         num_kv_heads=num_kv_heads,
         page_size=16,
         dtype=dtype,

@@ -298,6 +298,8 @@ def test_choices_share_full_prompt_pages_and_each_pays_for_its_own_tokens(page_s
     for _ in range(page_size):
         give_token(manager, [2])
     assert manager.num_pages_used == _ROWS * (2 + 3 * num_open + 1)
+    # Tokens of the answer are none of the prompt's.
+    assert manager.prompt_entries(2) == manager.prompt_entries(1) == prompt_len
     manager.free(1)
     manager.free(3)
     assert manager.num_pages_used == _ROWS * (2 + num_open + 1)
@@ -360,6 +362,8 @@ def test_freeing_may_be_repeated_and_gives_the_slot_to_the_next() -> None:
         manager.free(seq_id)
         assert manager.num_pages_used == 0
     manager.check_integrity()
+    manager.reserve(9)
+    assert manager.prompt_bytes(9) == 0, "nothing of the last one in this slot"
 
 
 def test_an_unknown_sequence_has_nothing_to_show() -> None:

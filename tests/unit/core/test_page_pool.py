@@ -37,6 +37,14 @@ def test_a_page_is_handed_out_once_until_it_comes_back() -> None:
     assert sorted(pool.take(2).tolist()) == sorted(first.tolist())
 
 
+def test_the_ids_that_were_handed_out_stay_as_they_are() -> None:
+    pool = new_pool()
+    first, second = pool.take(2), pool.take(4)
+    before = second.tolist()
+    pool.give_back(first)
+    assert second.tolist() == before
+
+
 def test_asking_for_too_many_takes_none() -> None:
     pool = new_pool()
     pool.take(4)
