@@ -52,13 +52,12 @@ class DecodeFigure:
 def decode_config(config: EngineConfig, max_batch_size: int) -> EngineConfig:
     """Return a configuration under which reading the prompts disturbs decoding the least.
 
-    A prompt is read in two or three steps instead of hundreds. The sequences before it get a token
+    A prompt is read in a few steps instead of hundreds. The sequences before it get a token
     in each of them, and would otherwise be far longer than their prompts when timing begins.
     """
     return replace(
         config,
         max_num_seqs=max_batch_size,
-        prefill_chunk_tokens=65_536,
         decode_gap_target_ms=600_000,
     )
 
