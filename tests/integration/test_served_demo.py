@@ -197,13 +197,14 @@ def test_server_ends_cleanly_when_told_to(tmp_path: Path) -> None:
         "SNAPKV_PORT": str(port),
         "SNAPKV_SHUTDOWN_TIMEOUT_S": "20",
     }
-    with log.open("wb") as output:
+    # Libraries may say something on standard error; standard output holds log lines only.
+    with log.open("wb") as output, (tmp_path / "stderr.log").open("wb") as errors:
         process = subprocess.Popen(
             [sys.executable, "-m", "app", "serve"],
             cwd=ROOT,
             env=environment,
             stdout=output,
-            stderr=subprocess.STDOUT,
+            stderr=errors,
         )
     try:
         wait_until_ready(process, f"127.0.0.1:{port}", log, 180)
