@@ -83,6 +83,10 @@ def _is_of_grid(row: DecodeFigure) -> bool:
     return row.is_shared or row.batch_size == 1
 
 
+def _columns(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
+    return [x for x, _ in points], [y for _, y in points]
+
+
 def _draw_throughput(axes: Axes, rows: Sequence[DecodeFigure]) -> None:
     for method, style in _LINE_STYLES.items():
         for color, num_tokens in enumerate(sorted({row.prompt_tokens for row in rows})):
@@ -91,14 +95,8 @@ def _draw_throughput(axes: Axes, rows: Sequence[DecodeFigure]) -> None:
                 for row in rows
                 if row.method == method and row.prompt_tokens == num_tokens
             )
-            axes.plot(
-                [x for x, _ in line],
-                [y for _, y in line],
-                style,
-                marker="o",
-                color=f"C{color}",
-                label=f"{method}, {num_tokens:,} tokens",
-            )
+            label = f"{method}, {num_tokens:,} tokens"
+            axes.plot(*_columns(line), style, marker="o", color=f"C{color}", label=label)
 
 
 def _draw_steps(axes: Axes, rows: Sequence[DecodeFigure]) -> None:
@@ -109,14 +107,8 @@ def _draw_steps(axes: Axes, rows: Sequence[DecodeFigure]) -> None:
                 for row in rows
                 if row.method == method and row.batch_size == batch_size
             )
-            axes.plot(
-                [x for x, _ in line],
-                [y for _, y in line],
-                style,
-                marker="o",
-                color=f"C{color}",
-                label=f"{method}, batch {batch_size}",
-            )
+            label = f"{method}, batch {batch_size}"
+            axes.plot(*_columns(line), style, marker="o", color=f"C{color}", label=label)
 
 
 def _draw(path: Path, title: str, labels: tuple[str, str], draw: Callable[[Axes], None]) -> Path:

@@ -7,13 +7,12 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from snapkv_core.attention.base import PagedKV
-from snapkv_core.attention.tiled_decode import TiledDecode
+from snapkv_core.attention.tiled_decode import TiledDecodeBackend
 
 FlashFunction = Callable[..., Tensor]
 
 
-class FlashBackend:
+class FlashBackend(TiledDecodeBackend):
     """For CUDA and 16-bit formats; `flash_attn_func` handles grouped heads and chunks itself.
 
     Its causal mask is aligned to the bottom right, so the last query of a chunk sees all keys
@@ -26,7 +25,7 @@ class FlashBackend:
     def __init__(self, flash_attn_func: FlashFunction) -> None:
         """Take the package's function, which `load_flash_function` finds."""
         self._flash_attn_func = flash_attn_func
-        self._decode = TiledDecode()
+        super().__init__()
 
     def prefill(self, query: Tensor, keys: Tensor, values: Tensor, *, scaling: float) -> Tensor:
         """See `AttentionBackend.prefill`; on a GPU the cut of a prompt may change rounding."""
@@ -39,10 +38,6 @@ class FlashBackend:
             causal=True,
         )
         return output[0].transpose(0, 1)
-
-    def decode(self, query: Tensor, stored: PagedKV, *, scaling: float) -> Tensor:
-        """See `AttentionBackend.decode`."""
-        return self._decode.run(query, stored, scaling=scaling)
 
 
 def load_flash_function(device: torch.device, dtype: torch.dtype) -> FlashFunction | None:

@@ -5,18 +5,14 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from snapkv_core.attention.base import PagedKV
-from snapkv_core.attention.tiled_decode import TiledDecode
+from snapkv_core.attention.tiled_decode import TiledDecodeBackend
 
 
-class MatmulBackend:
+class MatmulBackend(TiledDecodeBackend):
     """Slower than `SdpaBackend` for long prompts, and free of any fused kernel."""
 
     name: Final = "matmul"
     grid_tokens: Final = 256
-
-    def __init__(self) -> None:
-        self._decode = TiledDecode()
 
     def prefill(self, query: Tensor, keys: Tensor, values: Tensor, *, scaling: float) -> Tensor:
         """See `AttentionBackend.prefill`."""
@@ -38,7 +34,3 @@ class MatmulBackend:
                 group = slice(head * len(attended), (head + 1) * len(attended))
                 output[group, start:end] = attended.to(query.dtype)
         return output
-
-    def decode(self, query: Tensor, stored: PagedKV, *, scaling: float) -> Tensor:
-        """See `AttentionBackend.decode`."""
-        return self._decode.run(query, stored, scaling=scaling)

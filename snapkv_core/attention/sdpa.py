@@ -6,23 +6,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from snapkv_core.attention.base import PagedKV
-from snapkv_core.attention.tiled_decode import TiledDecode
+from snapkv_core.attention.tiled_decode import TiledDecodeBackend
 
 
-class SdpaBackend:
-    """For CPU and GPU; on a CPU it computes in float32 whatever the model's number format.
-
-    Attributes:
-        decode_kernel: What computes decode attention.
-    """
+class SdpaBackend(TiledDecodeBackend):
+    """For CPU and GPU; on a CPU it computes in float32 whatever the model's number format."""
 
     name: Final = "sdpa"
     #: Kernels choose their blocks by the number of queries, so each call has this many.
     grid_tokens: Final = 256
-
-    def __init__(self) -> None:
-        self.decode_kernel = TiledDecode()
 
     def prefill(self, query: Tensor, keys: Tensor, values: Tensor, *, scaling: float) -> Tensor:
         """See `AttentionBackend.prefill`."""
@@ -45,7 +37,3 @@ class SdpaBackend:
                 enable_gqa=num_q_heads != keys.shape[0],
             )[0]
         return output
-
-    def decode(self, query: Tensor, stored: PagedKV, *, scaling: float) -> Tensor:
-        """See `AttentionBackend.decode`."""
-        return self.decode_kernel.run(query, stored, scaling=scaling)

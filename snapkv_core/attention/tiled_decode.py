@@ -76,6 +76,21 @@ class TiledDecode:
         return kept[:size].view(shape)
 
 
+class TiledDecodeBackend:
+    """The decode half that backends share whose kernels are for prefill.
+
+    Attributes:
+        decode_kernel: What computes decode attention.
+    """
+
+    def __init__(self) -> None:
+        self.decode_kernel = TiledDecode()
+
+    def decode(self, query: Tensor, stored: PagedKV, *, scaling: float) -> Tensor:
+        """See `AttentionBackend.decode`."""
+        return self.decode_kernel.run(query, stored, scaling=scaling)
+
+
 def _hide_empty_places(logits: Tensor, stored: PagedKV, units: slice) -> None:
     """Set logits of places without a token to minus infinity; only a row's last unit has any."""
     first, end = torch.searchsorted(
