@@ -16,12 +16,11 @@ class PagedKV(Protocol):
         v_pages: Values of the whole pool.
         page_ids: Pages of each unit, `[num_units, pages_per_tile]`, int32.
         unit_rows: Row that a unit belongs to, `[num_units]`, int64.
-        unit_tiles: Which of the row's tiles it is, `[num_units]`, int64.
-        last_units: The last unit of each row, ascending, `[num_rows]`, int64, on the CPU.
-        is_empty: Places of those units that hold no token (zeros are stored there),
-            `[num_rows, tile_tokens]`, bool.
-        num_rows: Sequences times KV heads.
-        max_tiles: Most tiles of any row.
+        unit_bias: What to add to a unit's logits: minus infinity at places that hold no token
+            (zeros are stored there), else zero, `[num_units, 1, tile_tokens]`, float32.
+        row_units: Units of each row in their order, `[num_rows, width]`, int64. The width is a
+            power of two; a row without so many repeats its last.
+        row_bias: Minus infinity for such repeats, else zero, `[num_rows, width, 1]`, float32.
     """
 
     @property
@@ -37,19 +36,13 @@ class PagedKV(Protocol):
     def unit_rows(self) -> Tensor: ...  # noqa: D102
 
     @property
-    def unit_tiles(self) -> Tensor: ...  # noqa: D102
+    def unit_bias(self) -> Tensor: ...  # noqa: D102
 
     @property
-    def last_units(self) -> Tensor: ...  # noqa: D102
+    def row_units(self) -> Tensor: ...  # noqa: D102
 
     @property
-    def is_empty(self) -> Tensor: ...  # noqa: D102
-
-    @property
-    def num_rows(self) -> int: ...  # noqa: D102
-
-    @property
-    def max_tiles(self) -> int: ...  # noqa: D102
+    def row_bias(self) -> Tensor: ...  # noqa: D102
 
 
 class AttentionBackend(Protocol):

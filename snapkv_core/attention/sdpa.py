@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from snapkv_core.attention.cpu_prefill import CELL_TOKENS, attend_causally
 from snapkv_core.attention.tiled_decode import TiledDecodeBackend
 
 
@@ -13,27 +14,22 @@ class SdpaBackend(TiledDecodeBackend):
     """For CPU and GPU; on a CPU it computes in float32 whatever the model's number format."""
 
     name: Final = "sdpa"
-    #: Kernels choose their blocks by the number of queries, so each call has this many.
-    grid_tokens: Final = 256
+    grid_tokens: Final = CELL_TOKENS
 
     def prefill(self, query: Tensor, keys: Tensor, values: Tensor, *, scaling: float) -> Tensor:
         """See `AttentionBackend.prefill`."""
-        num_q_heads, chunk_len, _ = query.shape
-        chunk_start = keys.shape[1] - chunk_len
-        output = torch.empty_like(query)
+        if query.device.type == "cpu":
+            attended = attend_causally(query.to(keys.dtype), keys, values, scaling=scaling)
+            return attended.to(query.dtype)
         positions = torch.arange(keys.shape[1], device=query.device)
-        for start in range(0, chunk_len, self.grid_tokens):
-            end = min(start + self.grid_tokens, chunk_len)
-            seen = chunk_start + end
-            # Not `is_causal`: it aligns the triangle to the top left, which is wrong for queries
-            # that have a prefix behind them.
-            visible = positions[None, :seen] <= positions[chunk_start + start : seen, None]
-            output[:, start:end] = F.scaled_dot_product_attention(
-                query[None, :, start:end].to(keys.dtype),
-                keys[None, :, :seen],
-                values[None, :, :seen],
-                attn_mask=visible,
-                scale=scaling,
-                enable_gqa=num_q_heads != keys.shape[0],
-            )[0]
-        return output
+        # Not `is_causal`: it aligns the triangle to the top left, which is wrong for queries that
+        # have a prefix behind them.
+        visible = positions[None, :] <= positions[-query.shape[1] :, None]
+        return F.scaled_dot_product_attention(
+            query[None].to(keys.dtype),
+            keys[None],
+            values[None],
+            attn_mask=visible,
+            scale=scaling,
+            enable_gqa=query.shape[0] != keys.shape[0],
+        )[0]

@@ -28,21 +28,40 @@ class TiledDecode:
     def run(self, query: Tensor, stored: PagedKV, *, scaling: float) -> Tensor:
         """See `AttentionBackend.decode`."""
         num_seqs, num_q_heads, head_dim = query.shape
-        grouped = (query.float() * scaling).reshape(stored.num_rows, -1, head_dim)
-        combiner = _TileCombiner(stored, grouped)
-        num_units, tile_tokens = len(stored.unit_rows), stored.is_empty.shape[1]
+        num_units, tile_tokens = len(stored.unit_rows), stored.unit_bias.shape[-1]
+        grouped = (query.float() * scaling).reshape(len(stored.row_units), -1, head_dim)
+        queries = grouped.index_select(0, stored.unit_rows)
         per_group = max(1, _GROUP_BYTES // (tile_tokens * head_dim * 4))
-        for start in range(0, num_units, per_group):
-            units = slice(start, min(start + per_group, num_units))
-            keys = self.gather(stored.k_pages, stored.page_ids[units])
-            # Logits of each unit's queries, [num_units, group_size, tile_tokens].
-            logits = torch.bmm(grouped[stored.unit_rows[units]], keys.mT)
-            _hide_empty_places(logits, stored, units)
-            largest = logits.amax(-1)
-            weights = logits.sub_(largest.unsqueeze(-1)).exp_()
-            values = self.gather(stored.v_pages, stored.page_ids[units])
-            combiner.put(units, torch.bmm(weights, values), weights.sum(-1), largest)
-        return combiner.result().reshape(num_seqs, num_q_heads, head_dim).to(query.dtype)
+        parts = [
+            self._attend(queries[start:end], stored, slice(start, end))
+            for start in range(0, num_units, per_group)
+            for end in (min(start + per_group, num_units),)
+        ]
+        sums, largest = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
+        output = _combine(sums, largest, stored)
+        return output.reshape(num_seqs, num_q_heads, head_dim).to(query.dtype)
+
+    def _attend(self, queries: Tensor, stored: PagedKV, units: slice) -> tuple[Tensor, Tensor]:
+        """Attend within some tiles, each by itself.
+
+        Args:
+            queries: Of each of these units, `[num_units, group_size, head_dim]`.
+            stored: All units.
+            units: Which of them.
+
+        Returns:
+            Weighted sums of values and, as the last column, the sum of weights,
+            `[num_units, group_size, head_dim + 1]`; the largest logit that weights are relative
+            to, `[num_units, group_size]`.
+        """
+        page_ids = stored.page_ids[units]
+        keys = self.gather(stored.k_pages, page_ids)
+        logits = torch.bmm(queries, keys.mT).add_(stored.unit_bias[units])
+        largest = logits.amax(-1, keepdim=True)
+        weights = logits.sub_(largest).exp_()
+        values = self.gather(stored.v_pages, page_ids)
+        sums = torch.cat((torch.bmm(weights, values), weights.sum(-1, keepdim=True)), dim=-1)
+        return sums, largest.squeeze(-1)
 
     def gather(self, pages: Tensor, page_ids: Tensor) -> Tensor:
         """Bring the pages of some units together.
@@ -91,47 +110,27 @@ class TiledDecodeBackend:
         return self.decode_kernel.run(query, stored, scaling=scaling)
 
 
-def _hide_empty_places(logits: Tensor, stored: PagedKV, units: slice) -> None:
-    """Set logits of places without a token to minus infinity; only a row's last unit has any."""
-    first, end = torch.searchsorted(
-        stored.last_units, torch.tensor((units.start, units.stop))
-    ).tolist()
-    at = (stored.last_units[first:end] - units.start).to(logits.device)
-    hidden = stored.is_empty[first:end].unsqueeze(1)
-    logits.index_copy_(0, at, logits[at].masked_fill_(hidden, float("-inf")))
+def _combine(sums: Tensor, largest: Tensor, stored: PagedKV) -> Tensor:
+    """Bring the partial softmax sums of each row's tiles together.
 
+    Args:
+        sums: `[num_units, group_size, head_dim + 1]`, see `TiledDecode._attend`.
+        largest: `[num_units, group_size]`.
+        stored: Which units make a row.
 
-class _TileCombiner:
-    """Partial softmax sums of tiles, brought together per row in the order of the tiles."""
-
-    def __init__(self, stored: PagedKV, grouped: Tensor) -> None:
-        num_rows, group_size, head_dim = grouped.shape
-        shape = (num_rows, stored.max_tiles, group_size)
-        self._places = (stored.unit_rows, stored.unit_tiles)
-        # The last column of the sums is the sum of weights. A tile that a row does not have
-        # weighs exp(-inf) = 0.
-        self._sums = grouped.new_zeros(*shape, head_dim + 1)
-        self._largest = grouped.new_full(shape, float("-inf"))
-
-    def put(self, units: slice, outputs: Tensor, totals: Tensor, largest: Tensor) -> None:
-        """Take the sums of some units."""
-        at = (self._places[0][units], self._places[1][units])
-        self._sums.index_put_(at, torch.cat((outputs, totals.unsqueeze(-1)), dim=-1))
-        self._largest.index_put_(at, largest)
-
-    def result(self) -> Tensor:
-        """Return attention `[num_rows, group_size, head_dim]`, float32."""
-        scales = (self._largest - self._largest.amax(1, keepdim=True)).exp_()
-        combined = _sum_in_pairs(self._sums.mul_(scales.unsqueeze(-1)))
-        return combined[..., :-1] / combined[..., -1:]
-
-
-def _sum_in_pairs(parts: Tensor) -> Tensor:
-    """Sum over dimension 1 in a tree of neighbours: zeros that follow change no bit of it."""
-    while parts.shape[1] > 1:
-        num_pairs = parts.shape[1] // 2
-        paired = parts[:, 0 : 2 * num_pairs : 2] + parts[:, 1 : 2 * num_pairs : 2]
-        if parts.shape[1] % 2:
-            paired = torch.cat((paired, parts[:, -1:]), dim=1)
-        parts = paired
-    return parts[:, 0]
+    Returns:
+        Attention `[num_rows, group_size, head_dim]`, float32.
+    """
+    num_rows, width = stored.row_units.shape
+    units = stored.row_units.flatten()
+    # A repeat weighs exp(-inf) = 0. It is of the row itself, since zero times the NaN of another
+    # sequence would still be NaN.
+    logits = largest.index_select(0, units).view(num_rows, width, -1) + stored.row_bias
+    scales = logits.sub_(logits.amax(1, keepdim=True)).exp_().unsqueeze(-1)
+    parts = sums.index_select(0, units).view(num_rows, width, *sums.shape[1:]).mul_(scales)
+    # A tree of neighbours: zeros that follow change no bit of it.
+    while width > 1:
+        parts = parts[:, 0::2] + parts[:, 1::2]
+        width //= 2
+    combined = parts[:, 0]
+    return combined[..., :-1] / combined[..., -1:]

@@ -19,8 +19,8 @@ class TileUnits:
     """One layer's stored KV of a batch as a flat list of tiles, so that ragged heads waste nothing.
 
     ```text
-    row 0 = (sequence 0, head 0)   tiles 0 1 2      unit_rows   0 0 0 1 ...
-    row 1 = (sequence 0, head 1)   tiles 0          unit_tiles  0 1 2 0 ...
+    row 0 = (sequence 0, head 0)   3 tiles    unit_rows   0 0 0 1 ...
+    row 1 = (sequence 0, head 1)   1 tile     row_units   0 1 2 2 / 3 3 3 3 / ...
     ```
 
     Attributes:
@@ -29,23 +29,20 @@ class TileUnits:
         page_ids: Pages of each unit, `[num_units, pages_per_tile]`, int32; the null page where a
             row has no more.
         unit_rows: Row that a unit belongs to, `[num_units]`, int64.
-        unit_tiles: Which of the row's tiles it is, `[num_units]`, int64.
-        last_units: The last unit of each row, which alone may be partly empty, `[num_rows]`,
-            int64, on the CPU.
-        is_empty: Places of those units that hold no token, `[num_rows, tile_tokens]`, bool.
-        num_rows: Sequences times KV heads.
-        max_tiles: Most tiles of any row.
+        unit_bias: Minus infinity at places that hold no token, else zero,
+            `[num_units, 1, tile_tokens]`, float32.
+        row_units: Units of each row in their order, `[num_rows, width]`, int64; the width is a
+            power of two, and a row without so many repeats its last.
+        row_bias: Minus infinity for such repeats, else zero, `[num_rows, width, 1]`, float32.
     """
 
     k_pages: Tensor
     v_pages: Tensor
     page_ids: Tensor
     unit_rows: Tensor
-    unit_tiles: Tensor
-    last_units: Tensor
-    is_empty: Tensor
-    num_rows: int
-    max_tiles: int
+    unit_bias: Tensor
+    row_units: Tensor
+    row_bias: Tensor
 
 
 def cut_into_tiles(
@@ -70,34 +67,36 @@ def cut_into_tiles(
     tables = padded.reshape(num_layers, -1, max_tiles, pages_per_tile)
     lens = kv_lens.reshape(num_layers, -1)
     is_uniform = bool((lens == lens[0]).all())
+    device = pool.k_pages.device
     layers: list[TileUnits] = []
     for layer_idx in range(num_layers):
         # Most policies give all layers the same lengths: then one description serves them all.
         if layer_idx == 0 or not is_uniform:
-            rows, tiles, last, is_empty = _units(lens[layer_idx], max_tiles)
-            described = [part.to(pool.k_pages.device) for part in (rows, tiles)]
-            is_empty = is_empty.to(pool.k_pages.device)
-        layers.append(
-            TileUnits(
-                k_pages=pool.k_pages,
-                v_pages=pool.v_pages,
-                page_ids=tables[layer_idx, rows, tiles].to(pool.k_pages.device),
-                unit_rows=described[0],
-                unit_tiles=described[1],
-                last_units=last,
-                is_empty=is_empty,
-                num_rows=lens.shape[1],
-                max_tiles=max_tiles,
-            )
-        )
+            rows, tiles, described = _describe(lens[layer_idx], max_tiles)
+            described = [part.to(device) for part in described]
+        page_ids = tables[layer_idx, rows, tiles].to(device)
+        layers.append(TileUnits(pool.k_pages, pool.v_pages, page_ids, *described))
     return layers
 
 
-def _units(lens: Tensor, max_tiles: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return rows, tiles, last units and their empty places; `lens` is `[num_rows]`."""
+def _describe(lens: Tensor, max_tiles: int) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Lay out the tiles of rows of `lens` tokens, `[num_rows]`.
+
+    Returns:
+        Row and tile of each unit, and the last four attributes of `TileUnits`.
+    """
     starts = torch.arange(max_tiles) * TILE_TOKENS
     rows, tiles = (starts[None, :] < lens[:, None]).nonzero(as_tuple=True)
+    places = starts[tiles, None] + torch.arange(TILE_TOKENS)
+    unit_bias = _minus_infinity_where(places >= lens[rows, None])
+    width = 1 << (max_tiles - 1).bit_length()
     num_tiles = -(-lens // TILE_TOKENS)
-    num_in_last = lens - (num_tiles - 1) * TILE_TOKENS
-    is_empty = torch.arange(TILE_TOKENS)[None, :] >= num_in_last[:, None]
-    return rows, tiles, num_tiles.cumsum(0) - 1, is_empty
+    firsts = num_tiles.cumsum(0) - num_tiles
+    slots = torch.arange(width)
+    row_units = firsts[:, None] + torch.minimum(slots[None, :], num_tiles[:, None] - 1)
+    row_bias = _minus_infinity_where(slots[None, :] >= num_tiles[:, None])
+    return rows, tiles, [rows, unit_bias.unsqueeze(1), row_units, row_bias.unsqueeze(-1)]
+
+
+def _minus_infinity_where(is_hidden: Tensor) -> Tensor:
+    return torch.zeros(is_hidden.shape).masked_fill_(is_hidden, float("-inf"))
