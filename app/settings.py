@@ -107,7 +107,8 @@ class Settings(BaseSettings):
     )
     prefill_chunk_tokens: int = Field(
         _ENGINE.prefill_chunk_tokens,
-        description="Most prompt tokens that go through a layer in one prefill slice.",
+        description="Most prompt tokens that go through a layer in one prefill slice; rounded "
+        "down to 512 (sdpa) or 256, but at least that.",
     )
     decode_gap_target_ms: int | None = Field(
         None,

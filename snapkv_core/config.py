@@ -132,7 +132,9 @@ class EngineConfig:
         kv_cache_bytes: Bytes of the KV cache's pool; None takes a share of free memory at start.
         kv_memory_fraction: That share, of memory that is free once the model is loaded; None takes
             0.9 on a GPU and 0.4 on a CPU.
-        prefill_chunk_tokens: Most prompt tokens that go through a layer in one prefill slice.
+        prefill_chunk_tokens: Most prompt tokens that go through a layer in one prefill slice,
+            rounded down to the attention backend's grid (512 for sdpa, else 256) but at least one
+            cell of it.
         decode_gap_target_ms: Prefill slices are cut so that running sequences get their next
             token within this time; None takes 50 on a GPU and 250 on a CPU.
         overtake_max_tokens: A prompt of at most this many tokens may be read before a longer one

@@ -60,7 +60,7 @@ class Engine:
         self.parts = build_parts(model, config)
         self._runner, self._scheduler = self.parts.runner, self.parts.scheduler
         self._preparer = RequestPreparer(config, model.spec, model.tokenizer, self.parts.ledger)
-        self._scorer = Scorer(self.parts, config, self.prepare)
+        self._scorer = Scorer(self.parts, self.prepare)
         self._requests: dict[str, RequestState] = {}
         self._sequences: dict[int, Sequence] = {}
 

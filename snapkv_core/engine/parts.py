@@ -35,6 +35,7 @@ class EngineParts:
         runner: What runs the model.
         ledger: What memory is promised to whom.
         scheduler: What is run next.
+        max_slice_tokens: Most tokens of a prefill slice: the setting, on the backend's grid.
     """
 
     layout: KVLayout
@@ -43,6 +44,7 @@ class EngineParts:
     runner: ModelRunner
     ledger: MemoryLedger
     scheduler: Scheduler
+    max_slice_tokens: int
 
 
 def build_parts(model: LoadedModel, config: EngineConfig) -> EngineParts:
@@ -57,6 +59,8 @@ def build_parts(model: LoadedModel, config: EngineConfig) -> EngineParts:
         backend = choose_backend(config.attention_backend, device, dtype)
     except InvalidParameterError as error:
         raise ModelLoadError(str(error)) from error
+    num_cells = max(1, config.prefill_chunk_tokens // backend.grid_tokens)
+    max_slice_tokens = num_cells * backend.grid_tokens
     layout = KVLayout(
         num_layers=spec.num_layers,
         num_kv_heads=spec.num_kv_heads,
@@ -68,7 +72,7 @@ def build_parts(model: LoadedModel, config: EngineConfig) -> EngineParts:
         spec=spec,
         element_bytes=dtype.itemsize,
         kv_element_bytes=4 if device.type == "cpu" else dtype.itemsize,
-        max_slice_tokens=config.prefill_chunk_tokens,
+        max_slice_tokens=max_slice_tokens,
         max_window_size=MAX_WINDOW_SIZE,
     )
     plan = plan_memory(config, layout, workspace, device)
@@ -94,7 +98,7 @@ def build_parts(model: LoadedModel, config: EngineConfig) -> EngineParts:
         scheduler=Scheduler(
             num_layers=spec.num_layers,
             grid_tokens=backend.grid_tokens,
-            max_slice_tokens=config.prefill_chunk_tokens,
+            max_slice_tokens=max_slice_tokens,
             max_num_seqs=config.max_num_seqs,
             max_num_waiting=config.max_num_waiting,
             overtake_max_tokens=config.overtake_max_tokens,
@@ -102,6 +106,7 @@ def build_parts(model: LoadedModel, config: EngineConfig) -> EngineParts:
             ledger=ledger,
             pacer=_build_pacer(spec, config, device),
         ),
+        max_slice_tokens=max_slice_tokens,
     )
 
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from snapkv_core.config import CompressionConfig, EngineConfig
+from snapkv_core.config import CompressionConfig
 from snapkv_core.engine.parts import EngineParts
 from snapkv_core.engine.step_plan import DecodeBatch, whole_prompt
 from snapkv_core.errors import InvalidParameterError
@@ -21,13 +21,10 @@ class Scorer:
     def __init__(
         self,
         parts: EngineParts,
-        config: EngineConfig,
         prepare: Callable[[GenerationRequest], tuple[Sequence, ...]],
     ) -> None:
         self._parts = parts
         self._prepare = prepare
-        grid = parts.backend.grid_tokens
-        self._slice_tokens = max(1, config.prefill_chunk_tokens // grid) * grid
 
     @torch.inference_mode()
     def score(
@@ -68,7 +65,7 @@ class Scorer:
         parts.ledger.reserve((sequence,))
         try:
             sequences, logits = {sequence.seq_id: sequence}, None
-            for part in whole_prompt(sequence, parts.layout.num_layers, self._slice_tokens):
+            for part in whole_prompt(sequence, parts.layout.num_layers, parts.max_slice_tokens):
                 logits = parts.runner.run_slice(part, sequences)
             assert logits is not None, "the last slice gives logits"
             yield sequence, logits
