@@ -6,6 +6,7 @@ from statistics import median
 from typing import Final
 
 from benchmarks.errors import BenchmarkError
+from benchmarks.own_pages import give_own_pages
 from benchmarks.workload import FULL, SNAPKV, Sizes, token_ids
 from snapkv_core import (
     CompressionConfig,
@@ -22,6 +23,9 @@ from snapkv_core import (
 #: sequences get while the prompts of the others are read.
 _MAX_NEW_TOKENS: Final = 256
 
+#: Longer than all prompts of a run take together.
+_REQUEST_TIMEOUT_S: Final = 6 * 3_600.0
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeFigure:
@@ -32,8 +36,6 @@ class DecodeFigure:
         dtype: Number format of weights and KV cache.
         prompt_tokens: Length of each sequence's prompt.
         batch_size: Sequences that get a token in each step.
-        is_shared: Whether they are choices of one request, which may read the same pages of the
-            prompt, rather than requests of their own.
         step_ms: Median time of a step, sampling included.
         tokens_per_s: Tokens of all sequences together at that pace.
         kv_bytes: Bytes that the KV cache holds for them.
@@ -43,7 +45,6 @@ class DecodeFigure:
     dtype: str
     prompt_tokens: int
     batch_size: int
-    is_shared: bool
     step_ms: float
     tokens_per_s: float
     kv_bytes: int
@@ -59,6 +60,7 @@ def decode_config(config: EngineConfig, max_batch_size: int) -> EngineConfig:
         config,
         max_num_seqs=max_batch_size,
         decode_gap_target_ms=600_000,
+        request_timeout_s=_REQUEST_TIMEOUT_S,
     )
 
 
@@ -93,7 +95,10 @@ class DecodeRun:
         num_choices: int = 1,
         max_new_tokens: int = _MAX_NEW_TOKENS,
     ) -> None:
-        """Describe `num_requests` distinct prompts with `num_choices` answers each."""
+        """Describe `num_requests` distinct prompts with `num_choices` answers each.
+
+        Each sequence gets pages of its own, whether it has a prompt of its own or not.
+        """
         self._engine = engine
         self._compression = compression
         self._prompt_tokens = prompt_tokens
@@ -106,13 +111,8 @@ class DecodeRun:
     def __enter__(self) -> "DecodeRun":
         """Read the prompts, one after another."""
         self._engine.observer = self._watch
-        # Choices need noise to differ; a lone answer does without its cost.
         sampling = SamplingParams(
-            max_new_tokens=self._max_new_tokens,
-            ignore_eos=True,
-            n=self._num_choices,
-            temperature=1.0 if self._num_choices > 1 else 0.0,
-            seed=0,
+            max_new_tokens=self._max_new_tokens, ignore_eos=True, n=self._num_choices
         )
         for index, request_id in enumerate(self._ids):
             prompt = token_ids(self._prompt_tokens, index, self._engine.spec.vocab_size)
@@ -121,6 +121,8 @@ class DecodeRun:
             )
         while self._watch.num_prompts_read < len(self._ids):
             self._step()
+        if self._num_choices > 1:
+            give_own_pages(self._engine)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -152,7 +154,6 @@ class DecodeRun:
             dtype=dtype_name(self._engine),
             prompt_tokens=self._prompt_tokens,
             batch_size=self.batch_size,
-            is_shared=self._num_choices > 1,
             step_ms=step_s * 1e3,
             tokens_per_s=self.batch_size / step_s,
             kv_bytes=self._engine.kv_bytes,
@@ -197,9 +198,7 @@ def measure_grid(
 ) -> list[DecodeFigure]:
     """Measure each batch size at each prompt length, full and compressed in turn.
 
-    The sequences are choices of one request, so that its prompt is read once. Their prompt pages
-    are shared where the cache shares pages, and reading the same memory again is cheap: this
-    flatters the full cache. The headline ratios therefore use distinct requests.
+    The sequences are choices of one request, so that its prompt is read once.
     """
     figures = []
     for prompt_tokens in sizes.prompt_lengths:

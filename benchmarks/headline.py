@@ -1,4 +1,4 @@
-"""The headline ratios of decoding, over distinct requests."""
+"""The headline ratios of decoding."""
 
 from collections.abc import Callable
 from typing import Final
@@ -18,7 +18,7 @@ _REQUIRED_FLATNESS: Final = 1.10
 def measure_headline(
     engines: tuple[Engine, Engine, Engine], sizes: Sizes, say: Callable[[str], None]
 ) -> tuple[list[DecodeFigure], list[Ratio]]:
-    """Measure distinct requests: long prompts full and compressed, short ones compressed.
+    """Measure long prompts full and compressed, short ones compressed; no pages are shared.
 
     Args:
         engines: One for each of these three, over one model.
@@ -27,16 +27,14 @@ def measure_headline(
     """
     short_tokens, long_tokens = sizes.headline_lengths
     batch_size = sizes.headline_batch
-    say(f"headline: reading 2 x {batch_size} prompts of {long_tokens:,} tokens")
+    say(f"headline: {batch_size} sequences of {long_tokens:,} prompt tokens")
     with (
+        DecodeRun(engines[0], FULL, prompt_tokens=long_tokens, num_choices=batch_size) as full_long,
         DecodeRun(
-            engines[0], FULL, prompt_tokens=long_tokens, num_requests=batch_size
-        ) as full_long,
-        DecodeRun(
-            engines[1], SNAPKV, prompt_tokens=long_tokens, num_requests=batch_size
+            engines[1], SNAPKV, prompt_tokens=long_tokens, num_choices=batch_size
         ) as kept_long,
         DecodeRun(
-            engines[2], SNAPKV, prompt_tokens=short_tokens, num_requests=batch_size
+            engines[2], SNAPKV, prompt_tokens=short_tokens, num_choices=batch_size
         ) as kept_short,
     ):
         *figures, contiguous = measure_in_turn(

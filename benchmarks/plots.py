@@ -1,6 +1,6 @@
 """Draws figures into PNG files, without a display."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -20,7 +20,7 @@ def plot_decode(figures: Sequence[DecodeFigure], folder: Path) -> list[Path]:
     """Draw decode throughput over the batch, and the step over the prompt, for each format.
 
     Args:
-        figures: Figures of the grid; batches of distinct requests are left out.
+        figures: Figures of any batch sizes and prompt lengths.
         folder: Folder that takes the files.
 
     Returns:
@@ -28,7 +28,7 @@ def plot_decode(figures: Sequence[DecodeFigure], folder: Path) -> list[Path]:
     """
     paths = []
     for dtype in sorted({row.dtype for row in figures}):
-        rows = [row for row in figures if row.dtype == dtype and _is_of_grid(row)]
+        rows = [row for row in figures if row.dtype == dtype]
         paths += [
             _draw(
                 folder / f"decode_tokens_per_s_{dtype}.png",
@@ -78,19 +78,19 @@ def plot_memory(samples: Sequence[tuple[float, float]], path: Path) -> Path:
     return _draw(path, "Resident memory under load", ("seconds", "MiB"), draw)
 
 
-def _is_of_grid(row: DecodeFigure) -> bool:
-    # A lone sequence has nobody to share with, so only the number of requests tells the two apart.
-    return row.is_shared or row.batch_size == 1
-
-
 def _columns(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
     return [x for x, _ in points], [y for _, y in points]
+
+
+def _line(points: Iterable[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Sort the points; of two measurements of the same size the grid's, which comes later."""
+    return sorted(dict(points).items())
 
 
 def _draw_throughput(axes: Axes, rows: Sequence[DecodeFigure]) -> None:
     for method, style in _LINE_STYLES.items():
         for color, num_tokens in enumerate(sorted({row.prompt_tokens for row in rows})):
-            line = sorted(
+            line = _line(
                 (row.batch_size, row.tokens_per_s)
                 for row in rows
                 if row.method == method and row.prompt_tokens == num_tokens
@@ -102,7 +102,7 @@ def _draw_throughput(axes: Axes, rows: Sequence[DecodeFigure]) -> None:
 def _draw_steps(axes: Axes, rows: Sequence[DecodeFigure]) -> None:
     for method, style in _LINE_STYLES.items():
         for color, batch_size in enumerate(sorted({row.batch_size for row in rows})):
-            line = sorted(
+            line = _line(
                 (row.prompt_tokens, row.step_ms)
                 for row in rows
                 if row.method == method and row.batch_size == batch_size

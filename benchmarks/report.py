@@ -84,14 +84,13 @@ def decode_table(figures: Sequence[DecodeFigure]) -> Table:
     """Return a row per batch."""
     return _table(
         "Decode",
-        ("dtype", "method", "prompt tokens", "batch", "prompts", "ms/step", "tokens/s", "KV MiB"),
+        ("dtype", "method", "prompt tokens", "batch", "ms/step", "tokens/s", "KV MiB"),
         (
             (
                 row.dtype,
                 row.method,
                 f"{row.prompt_tokens:,}",
                 row.batch_size,
-                "shared" if row.is_shared else "distinct",
                 f"{row.step_ms:.1f}",
                 f"{row.tokens_per_s:.1f}",
                 f"{row.kv_bytes / _MIB:.1f}",

@@ -15,16 +15,13 @@ from benchmarks.report import BenchReport
 LATENCY = Latency(count=9, p50_ms=50.0, p99_ms=400.0, max_ms=500.0)
 
 
-def decode_figure(
-    method: str, prompt_tokens: int, batch_size: int, step_ms: float, *, is_shared: bool = False
-) -> DecodeFigure:
+def decode_figure(method: str, prompt_tokens: int, batch_size: int, step_ms: float) -> DecodeFigure:
     """Return a figure of float32 whose KV cache is a byte per prompt token."""
     return DecodeFigure(
         method=method,
         dtype="float32",
         prompt_tokens=prompt_tokens,
         batch_size=batch_size,
-        is_shared=is_shared,
         step_ms=step_ms,
         tokens_per_s=batch_size / step_ms * 1e3,
         kv_bytes=batch_size * prompt_tokens,
@@ -63,7 +60,7 @@ def mixed_figure_of(target: str) -> MixedFigure:
 def whole_report(*, is_quick: bool = False) -> BenchReport:
     """Return a report with a figure of every kind."""
     grid = [
-        decode_figure(method, tokens, batch, step_ms, is_shared=batch > 1)
+        decode_figure(method, tokens, batch, step_ms)
         for method, step_ms in (("full", 40.0), ("snapkv", 20.0))
         for tokens in (1_000, 6_000)
         for batch in (1, 4)
