@@ -24,11 +24,9 @@ class _Attended(NamedTuple):
     output: Tensor
     lse: Tensor
 
-    def joined(self, other: "_Attended") -> "_Attended":
-        """Return attention to the keys of both."""
-        weight = torch.sigmoid(other.lse - self.lse).unsqueeze(-1)
-        output = torch.lerp(self.output, other.output, weight)
-        return _Attended(output, torch.logaddexp(self.lse, other.lse))
+    def of(self, queries: slice) -> "_Attended":
+        """Return that of some of the queries."""
+        return _Attended(self.output[:, queries], self.lse[:, queries])
 
 
 def attend_causally(query: Tensor, keys: Tensor, values: Tensor, *, scaling: float) -> Tensor:
@@ -38,30 +36,43 @@ def attend_causally(query: Tensor, keys: Tensor, values: Tensor, *, scaling: flo
     for start in range(0, chunk_len, CELL_TOKENS):
         end = min(start + CELL_TOKENS, chunk_len)
         before = num_seen - chunk_len + start
-        seen = before + end - start
-        cell = query[:, start:end]
-        attended = _within(cell, keys[:, before:seen], values[:, before:seen], scaling)
+        cell, target = query[:, start:end], output[:, start:end]
+        prefix = None
         if before:
             prefix = _all(cell, keys[:, :before], values[:, :before], scaling)
-            attended = attended.joined(prefix)
-        output[:, start:end] = attended.output
+        own = slice(before, before + end - start)
+        _attend_cell(cell, keys[:, own], values[:, own], prefix, target, scaling)
     return output
 
 
-def _within(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> _Attended:
-    """Attend causally from a cell to itself."""
-    parts = []
+def _attend_cell(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    prefix: _Attended | None,
+    target: Tensor,
+    scaling: float,
+) -> None:
+    """Attend causally within a cell, join `prefix`, and write the result to `target`."""
     for start in range(0, query.shape[1], _CAUSAL_TOKENS):
         here = slice(start, start + _CAUSAL_TOKENS)
         piece = query[:, here]
-        part = _flash(piece, keys[:, here], values[:, here], scaling, is_causal=True)
+        attended = _flash(piece, keys[:, here], values[:, here], scaling, is_causal=True)
         if start:
-            part = part.joined(_all(piece, keys[:, :start], values[:, :start], scaling))
-        parts.append(part)
-    return _Attended(
-        torch.cat([part.output for part in parts], dim=1),
-        torch.cat([part.lse for part in parts], dim=1),
-    )
+            before = _all(piece, keys[:, :start], values[:, :start], scaling)
+            joined = torch.lerp(attended.output, before.output, _share(before, attended))
+            attended = _Attended(joined, torch.logaddexp(attended.lse, before.lse))
+        if prefix is None:
+            target[:, here] = attended.output
+        else:
+            other = prefix.of(here)
+            weight = _share(other, attended)
+            torch.lerp(attended.output, other.output, weight, out=target[:, here])
+
+
+def _share(one: _Attended, other: _Attended) -> Tensor:
+    """Return the weight of `one` where the two are joined, `[num_q_heads, len, 1]`."""
+    return torch.sigmoid(one.lse - other.lse).unsqueeze(-1)
 
 
 def _all(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> _Attended:
