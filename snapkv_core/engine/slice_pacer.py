@@ -7,8 +7,6 @@ _WEIGHT: Final = 0.25
 #: One observation counts as at most this many times the estimate, or as little as its inverse,
 #: so that a stall of the machine does not halve the slices of the next seconds.
 _MAX_RATIO: Final = 4.0
-#: Share of the decode gap target that prefill gets however slow decoding is: prompts must end.
-_MIN_PREFILL_SHARE: Final = 0.5
 
 
 class SlicePacer:
@@ -79,7 +77,9 @@ class SlicePacer:
         # Without decoding the target still holds: arrivals and aborts wait for the step to end.
         left_s = self._target_s
         if has_decode and self._decode_s is not None:
-            left_s = max(left_s - self._decode_s, _MIN_PREFILL_SHARE * self._target_s)
+            # Prompts must end as well: a decode step that leaves little of the target leaves
+            # prefill as much time as it takes itself.
+            left_s = max(left_s - self._decode_s, min(self._decode_s, self._target_s))
         return self._flops_per_s * left_s
 
 
