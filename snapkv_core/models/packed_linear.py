@@ -8,6 +8,7 @@ its neighbours (ADR 0009).
 from typing import Any, Final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 #: Numbers of rows between which kernels are known to switch.
@@ -34,10 +35,25 @@ class PackedLinear(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         """Multiply `[..., in_features]` to `[..., out_features]`."""
         flat = rows.reshape(-1, self.in_features).to(self.product_dtype)
+        num_rows = len(flat)
+        missing = padded_rows(num_rows) - num_rows
+        if missing:
+            flat = F.pad(flat, (0, 0, 0, missing))
         product: Tensor = torch.ops.mkldnn._linear_pointwise(
             flat, self._packed, self._bias, "none", [], ""
         )
-        return product.view(*rows.shape[:-1], self.out_features).to(rows.dtype)
+        return product[:num_rows].view(*rows.shape[:-1], self.out_features).to(rows.dtype)
+
+
+def padded_rows(num_rows: int) -> int:
+    """Return the number of rows that a product is computed with.
+
+    oneDNN compiles code for each number of rows it meets, about half a megabyte for a weight that
+    is never freed for long: prompts of every length would fill the memory. So there are four
+    numbers between a power of two and the next.
+    """
+    step = 1 << max(0, num_rows.bit_length() - 3)
+    return -(-num_rows // step) * step
 
 
 def pack_linears(model: nn.Module, product_dtype: torch.dtype) -> int:

@@ -142,7 +142,13 @@ def test_the_order_of_arrival_changes_nothing() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_demo_model_answers_a_crowd_as_each_alone(dtype: Any) -> None:
     config = EngineConfig(
-        model="demo", cache_dir=str(cache_dir()), device="cpu", dtype=dtype, num_threads=2
+        model="demo",
+        cache_dir=str(cache_dir()),
+        device="cpu",
+        dtype=dtype,
+        num_threads=2,
+        # A prompt a step, however slow the machine is: so they run at the same time.
+        decode_gap_target_ms=600_000,
     )
     engine = Engine.load(config)
     ids = engine.tokenizer.encode(load_essays()[:20_000])
@@ -163,6 +169,6 @@ def test_the_demo_model_answers_a_crowd_as_each_alone(dtype: Any) -> None:
     for request in requests:
         expected |= answer(engine, [request])[0]
     found, largest = answer(engine, requests)
-    assert largest > 3
+    assert largest == len(requests)
     require_same(found, expected)
     assert not drain(engine)

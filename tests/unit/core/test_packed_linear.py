@@ -9,7 +9,7 @@ from torch import nn
 from snapkv_core import EngineConfig
 from snapkv_core.models import packed_linear
 from snapkv_core.models.loader import prepare_model
-from snapkv_core.models.packed_linear import PackedLinear, pack_linears
+from snapkv_core.models.packed_linear import PackedLinear, pack_linears, padded_rows
 from tests.support.engines import ask, make_engine
 from tests.support.models import ByteTokenizer, build_model, greedy_reference, random_prompt
 
@@ -173,3 +173,12 @@ def test_an_engine_around_a_packed_model_pads_nothing() -> None:
     config = EngineConfig(device="cpu", dtype="float32")
     for _ in range(2):  # the second time everything is packed already
         assert prepare_model(model, ByteTokenizer(), config).decode_row_multiple == 1
+
+
+def test_products_are_computed_with_few_numbers_of_rows_each_at_most_a_quarter_too_many() -> None:
+    numbers = [padded_rows(num_rows) for num_rows in range(1, 4_097)]
+    assert numbers[:16] == [1, 2, 3, 4, 5, 6, 7, 8, 10, 10, 12, 12, 14, 14, 16, 16]
+    assert all(num_rows <= padded for num_rows, padded in enumerate(numbers, start=1))
+    assert all(padded < 1.25 * num_rows for num_rows, padded in enumerate(numbers, start=1))
+    assert len(set(numbers)) == 44
+    assert {128, 512, 1_024, 4_096} <= set(numbers)
