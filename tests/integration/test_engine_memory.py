@@ -219,6 +219,6 @@ async def test_ends_of_requests_are_what_the_wait_is_learnt_from(
 
 
 def test_slices_are_one_cell_of_the_grid_at_least_and_memory_is_planned_for_that() -> None:
-    engine = make_engine("llama", prefill_chunk_tokens=16)
+    engine = new_engine(prefill_chunk_tokens=16)
     assert engine.parts.max_slice_tokens == engine.parts.backend.grid_tokens == 512
-    assert make_engine("llama", prefill_chunk_tokens=1_300).parts.max_slice_tokens == 1_024
+    assert new_engine(prefill_chunk_tokens=1_300).parts.max_slice_tokens == 1_024
