@@ -16,6 +16,7 @@ from app.services.engine_host import EngineHost
 from app.services.generation import GenerationService
 from app.services.ports import GenerationEngine
 from app.settings import Settings
+from app.telemetry.generation_log import GenerationLog
 from app.telemetry.metrics import ServiceMetrics
 from snapkv_core import AsyncEngine, EngineConfig, EngineObserver
 
@@ -80,7 +81,7 @@ def create_app(
     )
     app.state.parts = AppParts(
         engine_host=host,
-        generation=GenerationService(host.engine, default_compression),
+        generation=GenerationService(host.engine, default_compression, (GenerationLog(),)),
         metrics=service_metrics,
     )
     for router in (

@@ -11,6 +11,8 @@ from dotenv import dotenv_values
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from app.setting_groups.aws import AwsSettings
+from app.setting_groups.telemetry import TelemetrySettings
 from snapkv_core import (
     CompressionConfig,
     EngineConfig,
@@ -44,7 +46,7 @@ class SettingsError(Exception):
     """The environment holds a value the service cannot start with; the message names it."""
 
 
-class Settings(BaseSettings):
+class Settings(AwsSettings, TelemetrySettings, BaseSettings):
     """Every setting of the service, read from `SNAPKV_*` variables and a `.env` file."""
 
     model_config = SettingsConfigDict(
@@ -185,7 +187,7 @@ class Settings(BaseSettings):
             )
         return value
 
-    @field_validator("log_level", "dtype", "attention_backend", mode="before")
+    @field_validator("log_level", "dtype", "attention_backend", "tracing", "emf", mode="before")
     @classmethod
     def _lower(cls, value: object) -> object:
         return value.lower() if isinstance(value, str) else value

@@ -68,6 +68,7 @@ class CompressionReport:
         kept_attention_mass: Share of the observation window's attention to the prefix that the
             kept prefix tokens hold, mean over layers and KV heads; 1.0 when nothing was dropped.
         skipped: Why nothing was dropped, or None when something was.
+        compress_ms: Milliseconds spent on scoring, selecting and storing, a part of the prefill.
         kept_counts: Per-token detail, when the request asked to `explain`.
     """
 
@@ -78,6 +79,7 @@ class CompressionReport:
     compressed_bytes: int
     kept_attention_mass: float
     skipped: SkipReason | None
+    compress_ms: float
     kept_counts: KeptTokenCounts | None = None
 
     @property

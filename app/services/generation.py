@@ -1,18 +1,19 @@
-"""Turns a caller's values into a core request, follows its events and logs what came of it.
+"""Turns a caller's values into a core request, follows its events and records what came of it.
 
 It knows no HTTP: callers map its errors and results to whatever they speak.
 """
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Final
 
 import structlog
 
+from app.records import GenerationRecord, RecordSink
 from app.services.ports import GenerationEngine, GenerationStream
-from app.telemetry.logging import INFERENCE_COMPLETE, KV_CACHE_COMPRESSED
 from snapkv_core import (
     ChatMessage,
     CompressionConfig,
@@ -33,6 +34,9 @@ MAX_LOGGED_ERROR_CHARS: Final = 500
 
 #: How a choice ends whose request gets an error instead of an answer.
 _FAILURES: Final = (FinishReason.ERROR, FinishReason.ABORT, FinishReason.DEADLINE)
+
+#: Name under which a traced request's context holds its trace.
+TRACE_ID: Final = "trace_id"
 
 _log = structlog.get_logger("snapkv.requests")
 
@@ -81,7 +85,7 @@ class GenerationResult:
 class Generation:
     """A submitted request; iterate over its events, and close it whatever happens.
 
-    Used by one task. Closing logs the request exactly once and aborts it if it is unfinished.
+    Used by one task. Closing records the request exactly once and aborts it if it is unfinished.
     """
 
     def __init__(
@@ -92,9 +96,10 @@ class Generation:
         submitted_s: float,
         *,
         is_engine_alive: Callable[[], bool],
-        on_closed: Callable[[], None],
+        on_closed: Callable[["Generation"], None],
     ) -> None:
         """Follow `stream`, which answers `request`; `on_closed` is called once at the end."""
+        self._request = request
         self.request_id = request.request_id
         self.model = model
         self.num_choices = request.sampling.n
@@ -102,6 +107,8 @@ class Generation:
         self.summary: RequestSummary | None = None
         self._stream = stream
         self._submitted_s = submitted_s
+        self._started_at = datetime.now(UTC)
+        self._trace_id: str | None = structlog.contextvars.get_contextvars().get(TRACE_ID)
         self._first_event_s: float | None = None
         self.num_prompt_tokens = stream.num_prompt_tokens
         self.num_output_tokens = 0
@@ -133,15 +140,14 @@ class Generation:
         raise GenerationFailedError("the answer ended without its summary")
 
     async def aclose(self) -> None:
-        """Abort the request if it is unfinished, and log it; may be called again."""
+        """Abort the request if it is unfinished, and record it; may be called again."""
         if self._is_closed:
             return
         self._is_closed = True
         try:
             await self._stream.aclose()
         finally:
-            self._on_closed()
-            self._log_outcome()
+            self._on_closed(self)
 
     def _failure(self, event: TokenEvent) -> SnapKVError:
         if event.finish_reason is FinishReason.DEADLINE:
@@ -161,46 +167,32 @@ class Generation:
                 return failure
         return FinishReason.ABORT if self.summary is None else self.summary.finish_reasons[0]
 
-    def _log_outcome(self) -> None:
-        summary = self.summary
+    def record(self) -> GenerationRecord:
+        """Return what is known of the request now that it has ended."""
+        summary, first_s = self.summary, self._first_event_s
         if summary is None:
             # Only an aborted or failed request has no summary: what was seen from here stands in.
-            now_s, first_s = time.monotonic(), self._first_event_s
+            duration_ms = _ms(time.monotonic() - self._submitted_s)
             first_ms = None if first_s is None else _ms(first_s - self._submitted_s)
-            measured: tuple[float, float | None, float | None]
-            measured = (_ms(now_s - self._submitted_s), first_ms, None)
-            num_output_tokens = self.num_output_tokens
         else:
-            timings = summary.timings
-            measured = (timings.total_ms, timings.time_to_first_token_ms, timings.queue_ms)
-            num_output_tokens = summary.num_output_tokens
-            self._log_compression(summary)
-        _log.info(
-            INFERENCE_COMPLETE,
+            duration_ms = summary.timings.total_ms
+            first_ms = summary.timings.time_to_first_token_ms
+        return GenerationRecord(
             request_id=self.request_id,
+            trace_id=self._trace_id,
             model=self.model,
-            input_tokens=self.num_prompt_tokens,
-            output_tokens=num_output_tokens,
-            duration_ms=measured[0],
-            time_to_first_token_ms=measured[1],
-            queue_ms=measured[2],
-            finish_reason=self._finish_reason().value,
-        )
-
-    def _log_compression(self, summary: RequestSummary) -> None:
-        report = summary.compression
-        if report is None or report.skipped is not None:
-            return
-        _log.info(
-            KV_CACHE_COMPRESSED,
-            request_id=self.request_id,
-            method=report.method,
-            kv_original_size=report.original_entries,
-            kv_compressed_size=report.compressed_entries,
-            kv_original_bytes=report.original_bytes,
-            kv_compressed_bytes=report.compressed_bytes,
-            compression_ratio=report.compression_ratio,
-            kept_attention_mass=report.kept_attention_mass,
+            started_at=self._started_at,
+            num_choices=self.num_choices,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_output_tokens=self.num_output_tokens
+            if summary is None
+            else summary.num_output_tokens,
+            finish_reason=self._finish_reason(),
+            knobs=self._request.compression,
+            compression=None if summary is None else summary.compression,
+            timings=None if summary is None else summary.timings,
+            duration_ms=duration_ms,
+            time_to_first_token_ms=first_ms,
         )
 
 
@@ -208,10 +200,20 @@ class GenerationService:
     """Opens generations on the engine; used on the event loop only."""
 
     def __init__(
-        self, engine: Callable[[], GenerationEngine], default_compression: CompressionConfig
+        self,
+        engine: Callable[[], GenerationEngine],
+        default_compression: CompressionConfig,
+        sinks: Sequence[RecordSink],
     ) -> None:
-        """Serve from whatever `engine` returns, which may raise while there is none."""
+        """Serve from whatever `engine` returns, which may raise while there is none.
+
+        Args:
+            engine: Returns the engine.
+            default_compression: What requests that name nothing get.
+            sinks: Told of each request that ended.
+        """
         self._engine = engine
+        self._sinks = tuple(sinks)
         self._default_compression = default_compression
         self._active_ids: set[str] = set()
 
@@ -261,7 +263,7 @@ class GenerationService:
             stream,
             submitted_s,
             is_engine_alive=lambda: engine.stats().is_alive,
-            on_closed=lambda: self._active_ids.discard(request.request_id),
+            on_closed=self._on_closed,
         )
 
     async def complete(self, request_id: str, given: GenerationInput) -> GenerationResult:
@@ -290,6 +292,15 @@ class GenerationService:
             ),
             summary=generation.summary,
         )
+
+    def _on_closed(self, generation: Generation) -> None:
+        self._active_ids.discard(generation.request_id)
+        record = generation.record()
+        for sink in self._sinks:
+            try:
+                sink.on_generation(record)
+            except Exception:  # whoever takes notes must not cost the caller its answer
+                _log.exception("record_sink_failed", sink=type(sink).__name__)
 
     def _unused(self, request_id: str) -> str:
         # Callers choose request ids, so two running requests may bring the same one; the engine

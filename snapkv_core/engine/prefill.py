@@ -1,5 +1,6 @@
 """One prompt being read: all its tokens through a layer, then the next layer (ADR 0002)."""
 
+import time
 from typing import Final
 
 import torch
@@ -63,6 +64,7 @@ class PrefillCursor:
         self._window_queries = self._keys.new_empty(spec.num_q_heads, window, spec.head_dim)
         self._masses: list[Tensor] = []
         self._kept_counts: list[Tensor] = []
+        self._compress_s = 0.0
         self._slice: PrefillSlice | None = None
 
     @property
@@ -96,7 +98,9 @@ class PrefillCursor:
             query[_BATCH], self._keys[:, :end], self._values[:, :end], scaling=scaling
         )
         if end == self._sequence.num_prompt_tokens:
+            started_s = time.perf_counter()
             self._store_layer(layer_idx, scaling)
+            self._compress_s += time.perf_counter() - started_s
         return output[None]
 
     def last_logits(self) -> Tensor:
@@ -134,6 +138,7 @@ class PrefillCursor:
             compressed_bytes=self._manager.prompt_bytes(sequence.seq_id),
             kept_attention_mass=float(torch.stack(self._masses).mean()) if self._masses else 1.0,
             skipped=skipped,
+            compress_ms=round(self._compress_s * 1_000, 3),
             kept_counts=self._explain() if sequence.explain else None,
         )
 

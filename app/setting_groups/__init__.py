@@ -1,0 +1,1 @@
+"""Settings by subject; `app.settings` puts them together and reads them."""
