@@ -1,0 +1,1 @@
+"""One trace per request, as X-Ray segments or OTLP spans; see docs/tracing.md."""
