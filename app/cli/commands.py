@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from app.cli.cost import cost_app
 from app.cli.generate import CommandError, GenerateOptions, read_prompt, run_generate
 from app.cli.server import run_server
 from app.cli.settings_doc import settings_table
@@ -26,6 +27,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(cost_app, name="cost")
 
 
 @app.command()

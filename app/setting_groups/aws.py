@@ -4,7 +4,9 @@ Credentials, region and endpoints are the SDK's own business: `AWS_REGION`, `AWS
 the rest of its chain.
 """
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, field_validator
+
+from app.setting_groups.thresholds import CostThresholds, parse_thresholds
 
 
 class AwsSettings(BaseModel):
@@ -47,14 +49,31 @@ class AwsSettings(BaseModel):
     cost_tag_value: str = Field(
         "snapkv", max_length=256, description="Value of that tag on the service's resources."
     )
-    cost_daily_threshold: float | None = Field(
+    cost_tier_tag_key: str = Field(
+        "Tier",
+        min_length=1,
+        max_length=128,
+        description="Tag whose value is the tier of a resource, for costs by tier.",
+    )
+    cost_daily_threshold: str | None = Field(
         None,
-        gt=0.0,
-        allow_inf_nan=False,
-        description="Cost of a day above which the report is marked; unset marks none.",
+        description="Cost of a day above which the report is marked: an amount, amounts by tier "
+        "such as `medium=80,large=300`, or both; unset marks none.",
     )
     cost_topic_arn: str | None = Field(
         None,
         pattern=r"^arn:[a-z-]+:sns:[a-z0-9-]+:[0-9]{12}:\S+$",
         description="SNS topic that gets the cost report.",
     )
+
+    @field_validator("cost_daily_threshold")
+    @classmethod
+    def _check_thresholds(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_thresholds(value)
+        return value
+
+    def cost_thresholds(self) -> CostThresholds:
+        """Return the thresholds of `cost_daily_threshold`, none of them when it is unset."""
+        text = self.cost_daily_threshold
+        return CostThresholds() if text is None else parse_thresholds(text)

@@ -1,9 +1,7 @@
 """The `snapkv` command: what it prints, where, and how it exits."""
 
 import asyncio
-import io
 import json
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,31 +10,12 @@ from typing import Any
 
 import pytest
 
-from app.cli import commands
 from app.main import create_app
 from snapkv_core import ModelLoadError
 from tests.support.app_client import listening, settings_for_tests
+from tests.support.command import Command
 from tests.support.fake_engine import FakeEngine
 from tests.support.logs import captured_log
-
-
-class Command:
-    """Runs the command in this process."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self._monkeypatch = monkeypatch
-        self._capsys = capsys
-
-    def __call__(self, *arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
-        """Return exit status, standard output and standard error."""
-        self._monkeypatch.setattr(sys, "argv", ["snapkv", *arguments])
-        self._monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(stdin)))
-        with pytest.raises(SystemExit) as ended:
-            commands.run()
-        status = ended.value.code or 0
-        assert isinstance(status, int)
-        printed = self._capsys.readouterr()
-        return status, printed.out, printed.err
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""What the service uses outside itself; nothing here knows FastAPI."""

@@ -1,0 +1,1 @@
+"""AWS services; importing this package imports none of their clients."""
