@@ -9,6 +9,7 @@ import typer
 from app.cli.generate import CommandError, GenerateOptions, read_prompt, run_generate
 from app.cli.server import run_server
 from app.cli.settings_doc import settings_table
+from app.cli.weights import app as weights
 from app.settings import SettingsError, load_settings
 from snapkv_core import (
     COMPRESSION_METHODS,
@@ -26,6 +27,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(weights, name="weights")
 
 
 @app.command()

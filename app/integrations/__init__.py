@@ -1,0 +1,1 @@
+"""Clients of systems outside the service; each keeps its failures to itself."""
