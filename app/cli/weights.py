@@ -86,9 +86,7 @@ def verify(folder: _Folder) -> None:
     console = _prepare_output()
     num_bytes = sum(size for size, _ in list_model_files(folder).values())
     with _bar(console, "verifying", num_bytes) as progress:
-        manifest = verify_folder(
-            folder, lambda more: progress.advance(progress.task_ids[0], more)
-        )
+        manifest = verify_folder(folder, lambda more: progress.advance(progress.task_ids[0], more))
     _print_result(folder, manifest)
 
 

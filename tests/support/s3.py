@@ -168,7 +168,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Answer a HEAD."""
         self._answer()
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base's name
+    def log_message(self, format: str, *args: object) -> None:
         """Say nothing."""
 
     def _answer(self) -> None:

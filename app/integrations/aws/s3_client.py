@@ -23,9 +23,6 @@ from botocore.exceptions import (
     TokenRetrievalError,
 )
 
-#: Whatever a call of the client raises when S3 or the way to it fails.
-S3_ERRORS: Final = (BotoCoreError, ClientError, Boto3Error)
-
 _CONNECT_TIMEOUT_S: Final = 5.0
 #: Between two pieces of an answer, not for the whole of it.
 _READ_TIMEOUT_S: Final = 20.0
@@ -98,7 +95,11 @@ def is_missing(error: Exception) -> bool:
 
 
 def describe_failure(error: BaseException) -> str:
-    """Say why a call failed: what follows the name of the object in a sentence."""
+    """Say why a call failed: what follows the name of the object in a sentence.
+
+    Args:
+        error: Whatever the client raised; on an answer that is no S3's, it may be anything.
+    """
     if isinstance(error, Boto3Error):
         # An upload of several parts wraps what S3 answered.
         cause = error.__cause__ or error.__context__
@@ -111,7 +112,11 @@ def describe_failure(error: BaseException) -> str:
         return f"no usable AWS credentials ({type(error).__name__})"
     if isinstance(error, ConnectTimeoutError | ReadTimeoutError):
         return f"S3 did not answer in time ({type(error).__name__})"
-    return f"S3 cannot be reached ({type(error).__name__})"
+    if isinstance(error, BotoCoreError):
+        return f"S3 cannot be reached ({type(error).__name__})"
+    if isinstance(error, OSError):
+        return f"the local file cannot be used: {error.strerror}"
+    return f"the answer is not one of S3 ({type(error).__name__})"
 
 
 def _code_of(error: BaseException) -> str | None:

@@ -170,7 +170,7 @@ def test_abandoned_download_makes_room_last(folder: Path, sources: list[Source])
     """Whole models that nobody uses go before what may still be gone on with."""
     cache = WeightsCache(folder, 2 * sources[0].total_bytes)
 
-    def fail(staging: Path) -> None:
+    def fail(*_: object) -> None:
         raise WeightsError("cut")
 
     with pytest.raises(WeightsError, match="cut"):
@@ -184,9 +184,7 @@ def test_abandoned_download_makes_room_last(folder: Path, sources: list[Source])
 
 
 @pytest.mark.parametrize("damage", ["missing", "short", "extra", "manifest"])
-def test_damaged_model_is_fetched_again(
-    folder: Path, sources: list[Source], damage: str
-) -> None:
+def test_damaged_model_is_fetched_again(folder: Path, sources: list[Source], damage: str) -> None:
     """A folder that somebody changed is not what its name says."""
     cache, source = WeightsCache(folder, None), sources[0]
     held = source.obtain(cache)
@@ -269,7 +267,7 @@ def test_two_that_want_one_model_fetch_it_once(folder: Path, sources: list[Sourc
 def test_failed_download_lets_the_next_one_try(folder: Path, sources: list[Source]) -> None:
     """No lock is left behind."""
 
-    def fail(staging: Path) -> None:
+    def fail(*_: object) -> None:
         raise WeightsError("cut")
 
     cache = WeightsCache(folder, None)

@@ -27,7 +27,7 @@ PART = 1 << 16
 SHA = "0" * 64
 
 
-def entry(name: str = "model.safetensors", size: int = 1, **changes: Any) -> dict[str, Any]:
+def entry(name: str = "model.safetensors", size: Any = 1, **changes: Any) -> dict[str, Any]:
     """Describe a file as a manifest does."""
     num_parts = -(-size // PART) if isinstance(size, int) and 0 < size < 1 << 32 else 0
     return {"name": name, "size": size, "sha256": SHA, "parts": [SHA] * num_parts, **changes}
@@ -202,7 +202,9 @@ def test_manifests_without_weights_are_refused(folder: Path) -> None:
         build_manifest(folder)
 
 
-@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"null", b"\xff", b" " * MAX_MANIFEST_BYTES + b" "])
+@pytest.mark.parametrize(
+    "raw", [b"", b"{", b"[]", b"null", b"\xff", b" " * MAX_MANIFEST_BYTES + b" "]
+)
 def test_what_is_no_manifest_is_refused(raw: bytes) -> None:
     """In one line, whatever it is."""
     with pytest.raises(WeightsError, match=r"^here: [^\n]*$"):
@@ -231,7 +233,11 @@ def test_hidden_files_and_an_old_manifest_are_left_out(folder: Path) -> None:
     (folder / ".git" / "hook.py").write_text("")
     (folder / ".gitattributes").write_text("")
     (folder / MANIFEST_NAME).write_text("old")
-    assert sorted(list_model_files(folder)) == ["config.json", "model.safetensors", "more/notes.txt"]
+    assert sorted(list_model_files(folder)) == [
+        "config.json",
+        "model.safetensors",
+        "more/notes.txt",
+    ]
 
 
 def test_missing_folder_is_named(tmp_path: Path) -> None:
@@ -279,7 +285,7 @@ def test_location_is_taken_apart(url: str, bucket: str, prefix: str, name: str) 
     location = S3Location.parse(url)
     assert (location.bucket, location.prefix, location.model_name) == (bucket, prefix, name)
     assert location.key_of("a.json") == (f"{prefix}/a.json" if prefix else "a.json")
-    assert location.url_of("a.json") == f"{str(location)}/a.json"
+    assert location.url_of("a.json") == f"{location!s}/a.json"
 
 
 @pytest.mark.parametrize(

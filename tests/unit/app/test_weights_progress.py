@@ -122,7 +122,7 @@ def test_whoever_waits_can_end_the_work(error: BaseException) -> None:
     """A watch that gives up, or a user who does."""
     told = threading.Event()
 
-    def work(task: int, stop: threading.Event) -> None:
+    def work(_: int, stop: threading.Event) -> None:
         if stop.wait(10):
             told.set()
 

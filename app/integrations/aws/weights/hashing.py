@@ -28,9 +28,7 @@ def hash_file(path: Path) -> str:
         os.close(descriptor)
 
 
-def hash_with_parts(
-    path: Path, part_size: int, on_bytes: Callable[[int], None]
-) -> dict[str, Any]:
+def hash_with_parts(path: Path, part_size: int, on_bytes: Callable[[int], None]) -> dict[str, Any]:
     """Hash a file and its parts in one pass.
 
     Args:

@@ -153,5 +153,3 @@ def _log_ready(location: S3Location, manifest: Manifest, started_s: float) -> No
         total_bytes=manifest.total_bytes,
         duration_ms=round((time.monotonic() - started_s) * 1e3, 3),
     )
-
-

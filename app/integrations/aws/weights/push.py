@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from boto3.s3.transfer import TransferConfig
 
-from app.integrations.aws.s3_client import S3_ERRORS, describe_failure, is_missing
+from app.integrations.aws.s3_client import describe_failure, is_missing
 from app.integrations.aws.weights.errors import WeightsError
 from app.integrations.aws.weights.folder import (
     Listing,
@@ -111,19 +111,14 @@ class Pusher:
             )
 
     def _upload(self, file: ManifestFile, on_bytes: Callable[[int], None]) -> None:
-        try:
-            self._call(
-                file.name,
-                self._client.upload_file,
-                Filename=str(self._folder / file.name),
-                ExtraArgs={"Metadata": {_SHA256: file.sha256}},
-                Callback=on_bytes,
-                Config=TransferConfig(
-                    multipart_chunksize=PART_BYTES, max_concurrency=MAX_PARALLEL
-                ),
-            )
-        except OSError as error:
-            raise WeightsError(f"{self._folder / file.name}: {error.strerror}") from error
+        self._call(
+            file.name,
+            self._client.upload_file,
+            Filename=str(self._folder / file.name),
+            ExtraArgs={"Metadata": {_SHA256: file.sha256}},
+            Callback=on_bytes,
+            Config=TransferConfig(multipart_chunksize=PART_BYTES, max_concurrency=MAX_PARALLEL),
+        )
 
     def _is_stored(self, file: ManifestFile) -> bool:
         return self._stored_sha256(file.name, size=file.size) == file.sha256
@@ -134,20 +129,19 @@ class Pusher:
             answer = self._client.head_object(
                 Bucket=self._location.bucket, Key=self._location.key_of(name)
             )
-        except S3_ERRORS as error:
+        except Exception as error:
             if is_missing(error):
                 return None
             raise self._failed(name, error) from error
-        if size is not None and answer["ContentLength"] != size:
+        if size is not None and answer.get("ContentLength") != size:
             return None
-        return str(answer["Metadata"].get(_SHA256, "unknown"))
+        return str(answer.get("Metadata", {}).get(_SHA256, "unknown"))
 
     def _call(self, name: str, operation: Callable[..., object], **arguments: object) -> None:
         try:
-            operation(
-                Bucket=self._location.bucket, Key=self._location.key_of(name), **arguments
-            )
-        except S3_ERRORS as error:
+            operation(Bucket=self._location.bucket, Key=self._location.key_of(name), **arguments)
+        except Exception as error:
+            # Not the SDK's own errors alone: on an answer that is no S3's it raises anything.
             raise self._failed(name, error) from error
 
     def _failed(self, name: str, error: Exception) -> WeightsError:

@@ -1,10 +1,10 @@
 """Reads the objects of one model from S3; each failure is one line that names the object."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any, Final
 
-from app.integrations.aws.s3_client import S3_ERRORS, describe_failure, is_missing
+from app.integrations.aws.s3_client import describe_failure, is_missing
 from app.integrations.aws.weights.errors import WeightsError
 from app.integrations.aws.weights.location import S3Location
 from app.integrations.aws.weights.manifest import (
@@ -15,7 +15,7 @@ from app.integrations.aws.weights.manifest import (
     parse_manifest,
 )
 
-#: Small, so that what came before a line broke is counted, and a download that is told to stop does.
+#: Small, so that what came before a line broke is counted, and a download told to stop does.
 _READ_BYTES: Final = 256 << 10
 
 
@@ -37,11 +37,7 @@ class S3Reader:
             WeightsError: There is none, it is not acceptable, or S3 fails.
         """
         url = self.location.url_of(MANIFEST_NAME)
-        try:
-            answer = self._client.get_object(**self._address(MANIFEST_NAME))
-        except S3_ERRORS as error:
-            hint = "; `snapkv weights push` writes it" if is_missing(error) else ""
-            raise WeightsError(f"{url}: {describe_failure(error)}{hint}") from error
+        answer = self._ask(self._client.get_object, MANIFEST_NAME)
         raw = bytearray()
         try:
             for chunk in _chunks(answer["Body"]):
@@ -58,14 +54,11 @@ class S3Reader:
         Raises:
             WeightsError: It is missing, has another size than the manifest says, or S3 fails.
         """
-        try:
-            answer = self._client.head_object(**self._address(file.name))
-        except S3_ERRORS as error:
-            raise self._failed(file, describe_failure(error)) from error
-        size = int(answer["ContentLength"])
+        answer = self._ask(self._client.head_object, file.name)
+        size = answer.get("ContentLength")
         if size != file.size:
-            raise self._failed(file, f"has {size:,} bytes, the manifest says {file.size:,}")
-        return str(answer["ETag"])
+            raise self._failed(file, f"has {size} bytes, the manifest says {file.size}")
+        return str(answer.get("ETag"))
 
     def read_range(
         self, file: ManifestFile, etag: str, start: int, num_bytes: int
@@ -77,12 +70,7 @@ class S3Reader:
             WeightsError: The object was replaced since its ETag was read, or S3 fails.
         """
         wanted = f"bytes={start}-{start + num_bytes - 1}"
-        try:
-            answer = self._client.get_object(
-                **self._address(file.name), Range=wanted, IfMatch=etag
-            )
-        except S3_ERRORS as error:
-            raise self._failed(file, describe_failure(error)) from error
+        answer = self._ask(self._client.get_object, file.name, Range=wanted, IfMatch=etag)
         with closing(answer["Body"]) as body:
             found = str(answer.get("ContentRange", "the whole object"))
             if found != f"bytes {start}-{start + num_bytes - 1}/{file.size}":
@@ -96,8 +84,17 @@ class S3Reader:
             if num_left:
                 raise BrokenBodyError(f"the answer ended {num_left:,} bytes early")
 
-    def _address(self, name: str) -> dict[str, str]:
-        return {"Bucket": self.location.bucket, "Key": self.location.key_of(name)}
+    def _ask(self, operation: Callable[..., Any], name: str, **conditions: str) -> Any:
+        bucket, key = self.location.bucket, self.location.key_of(name)
+        try:
+            return operation(Bucket=bucket, Key=key, **conditions)
+        except Exception as error:
+            # Not the SDK's own errors alone: on an answer that is no S3's it raises anything.
+            hint = ""
+            if name == MANIFEST_NAME and is_missing(error):
+                hint = "; `snapkv weights push` writes it"
+            url = self.location.url_of(name)
+            raise WeightsError(f"{url}: {describe_failure(error)}{hint}") from error
 
     def _failed(self, file: ManifestFile, reason: str) -> WeightsError:
         return WeightsError(f"{self.location.url_of(file.name)}: {reason}")

@@ -48,9 +48,7 @@ def require_free_space(staging: Path, manifest: Manifest) -> None:
         WeightsError: It has not; says how much is needed and how much there is.
         OSError: The folder cannot be read.
     """
-    written = sum(
-        min(file.size, written_bytes(staging / file.name)) for file in manifest.files
-    )
+    written = sum(min(file.size, written_bytes(staging / file.name)) for file in manifest.files)
     needed, free = manifest.total_bytes - written, shutil.disk_usage(staging).free
     if needed > free:
         raise WeightsError(

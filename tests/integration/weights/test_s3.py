@@ -18,6 +18,7 @@ from app.integrations.aws.weights.pull import Puller
 from app.integrations.aws.weights.push import Pusher
 from snapkv_core import Engine, EngineConfig
 from tests.support.engines import ask
+from tests.support.logs import captured_log
 from tests.support.models import build_model, random_prompt, write_model_folder
 from tests.support.s3 import (
     BUCKET,
@@ -74,7 +75,7 @@ def record_writes(client: Any) -> list[tuple[str, str]]:
 
     def note(model: Any, params: Any, **_: Any) -> None:
         if model.name not in ("HeadObject", "ListObjectsV2"):
-            writes.append((model.name, params["url_path"].removeprefix(f"/{BUCKET}/")))
+            writes.append((model.name, params["url_path"].removeprefix("/")))
 
     client.meta.events.register("before-call.s3", note)
     return writes
@@ -118,9 +119,7 @@ def test_second_push_sends_nothing(client: Any, folder: Path) -> None:
     assert writes == []
 
 
-def test_changed_file_alone_is_sent_while_no_manifest_is_there(
-    client: Any, folder: Path
-) -> None:
+def test_changed_file_alone_is_sent_while_no_manifest_is_there(client: Any, folder: Path) -> None:
     """The old manifest goes first: it names a file that is about to change."""
     before = push(client, folder)
     (folder / "config.json").write_text("[]")
@@ -146,9 +145,7 @@ def test_lost_object_is_sent_again(client: Any, folder: Path) -> None:
     assert [file.name for file in plan.uploads] == ["config.json", "model.safetensors"]
 
 
-def test_file_that_changes_while_it_is_sent_leaves_no_manifest(
-    client: Any, folder: Path
-) -> None:
+def test_file_that_changes_while_it_is_sent_leaves_no_manifest(client: Any, folder: Path) -> None:
     """What was hashed is not what was sent."""
     pusher = Pusher(client, folder, LOCATION)
     plan = pusher.plan()
@@ -198,12 +195,13 @@ def weights(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
-) -> Command:
+) -> Iterator[Command]:
     """Return the command, with a cache of its own; it leaves the process's logging alone."""
     del client  # the bucket
     monkeypatch.setattr("app.cli.weights.configure_logging", lambda *_: None)
     monkeypatch.setenv("SNAPKV_WEIGHTS_CACHE_DIR", str(tmp_path / "cache"))
-    return Command(monkeypatch, capsys)
+    with captured_log():
+        yield Command(monkeypatch, capsys)
 
 
 def test_commands_push_pull_and_verify(
@@ -228,9 +226,7 @@ def test_commands_push_pull_and_verify(
     assert (status, verified[-1]) == (0, pushed[-1])
 
 
-def test_failing_commands_print_one_line(
-    weights: Command, folder: Path, tmp_path: Path
-) -> None:
+def test_failing_commands_print_one_line(weights: Command, folder: Path, tmp_path: Path) -> None:
     """1 is a failure, 2 is wrong use."""
     for arguments, status, part in (
         (["pull", str(LOCATION)], 1, f"{MANIFEST_NAME}: does not exist (NoSuchKey)"),
