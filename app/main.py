@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from app.api.dependencies import AppParts
 from app.api.errors import install_error_handlers, response_for
 from app.api.routes import generate, health, metrics, openai
+from app.integrations.aws.weights.models import s3_models
 from app.middleware.body_limit import BodyLimitMiddleware
 from app.middleware.request_id import RequestIdMiddleware
 from app.middleware.request_log import RequestLogMiddleware
@@ -57,9 +58,16 @@ def create_app(
     default_compression = settings.default_compression()
     service_metrics = ServiceMetrics()
     tracer = build_tracer(settings)
+    models = s3_models(
+        settings.weights_cache_dir,
+        settings.weights_cache_max_bytes,
+        lambda state: service_metrics.weights.on_progress(state.received_bytes, state.elapsed_s),
+    )
 
     def load() -> GenerationEngine:
-        return engine if engine is not None else load_engine(engine_config, service_metrics.engine)
+        if engine is not None:
+            return engine
+        return load_engine(models.localise(engine_config), service_metrics.engine)
 
     host = EngineHost(
         load,
@@ -79,6 +87,7 @@ def create_app(
             await host.stop()
             if tracer is not None:
                 await asyncio.to_thread(tracer.close)
+            models.release()
 
     app = FastAPI(
         title="SnapKV inference",

@@ -4,6 +4,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from app.api.schemas.generate import GenerateRequest, GenerateResponse, to_response
+from app.integrations.aws.weights.models import S3Models, s3_models
+from app.integrations.aws.weights.progress import TransferProgress
 from app.services.generation import ChoiceResult, GenerationResult, to_request
 from app.settings import Settings
 from snapkv_core import CompressionReport, Engine, GenerationFailedError, RequestSummary, StepStats
@@ -49,7 +51,7 @@ def generate_here(body: GenerateRequest, settings: Settings, console: Console) -
         console=console,
     ) as progress:
         loading = progress.add_task("loading the model", total=None)
-        engine = Engine.load(settings.to_engine_config())
+        engine = Engine.load(_s3_models(settings, progress).localise(settings.to_engine_config()))
         progress.update(loading, total=1, completed=1)
         group = engine.prepare(request)
         num_tokens = group[0].num_prompt_tokens
@@ -60,6 +62,17 @@ def generate_here(body: GenerateRequest, settings: Settings, console: Console) -
         text, summary = _run(engine)
     choice = ChoiceResult(0, text, summary.finish_reasons[0])
     return to_response(GenerationResult(_REQUEST_ID, engine.spec.name, (choice,), summary))
+
+
+def _s3_models(settings: Settings, progress: Progress) -> S3Models:
+    downloading = progress.add_task("downloading the weights", visible=False)
+
+    def on_progress(state: TransferProgress) -> None:
+        progress.update(
+            downloading, total=state.total_bytes, completed=state.done_bytes, visible=True
+        )
+
+    return s3_models(settings.weights_cache_dir, settings.weights_cache_max_bytes, on_progress)
 
 
 def _run(engine: Engine) -> tuple[str, RequestSummary]:

@@ -51,6 +51,9 @@ def configure_logging(level: str, stream: TextIO | None = None) -> None:
         logger = logging.getLogger(name)
         logger.handlers = []
         logger.propagate = True
+    # Their debug lines quote signed requests and what was answered.
+    for name in ("boto3", "botocore", "s3transfer", "urllib3"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,

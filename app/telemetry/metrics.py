@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from app.telemetry.engine_metrics import SECONDS, EngineMetrics
+from app.telemetry.weights_metrics import WeightsMetrics
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -43,12 +44,14 @@ class ServiceMetrics:
     Attributes:
         registry: Everything that `render` shows.
         engine: The part that the engine fills.
+        weights: The part that a download of the weights fills.
     """
 
     def __init__(self) -> None:
         """Create every metric at zero."""
         self.registry = CollectorRegistry()
         self.engine = EngineMetrics(self.registry)
+        self.weights = WeightsMetrics(self.registry)
         self._requests = Counter(
             "snapkv_requests", "HTTP requests.", ("route", "outcome"), registry=self.registry
         )

@@ -39,6 +39,8 @@ EXPECTED = {
     "snapkv_decode_batch_size",
     "snapkv_kv_original_bytes",
     "snapkv_kv_compressed_bytes",
+    "snapkv_weights_bytes",
+    "snapkv_weights_download_seconds",
     "vllm:num_requests_running",
     "vllm:num_requests_waiting",
     "vllm:kv_cache_usage_perc",
