@@ -15,10 +15,12 @@ from app.middleware.request_id import RequestIdMiddleware
 from app.middleware.request_log import RequestLogMiddleware
 from app.middleware.tracing import TracingMiddleware
 from app.middleware.unhandled import UnhandledErrorMiddleware
+from app.records import RecordSink
 from app.services.engine_host import EngineHost
 from app.services.generation import GenerationService
 from app.services.ports import GenerationEngine
 from app.settings import Settings
+from app.telemetry.emf import EmfMetrics
 from app.telemetry.generation_log import GenerationLog
 from app.telemetry.metrics import ServiceMetrics
 from app.telemetry.tracing.build import build_tracer
@@ -56,7 +58,11 @@ def create_app(
     """
     engine_config = settings.to_engine_config()
     default_compression = settings.default_compression()
-    service_metrics = ServiceMetrics()
+    service_metrics = ServiceMetrics(settings.price_per_hour)
+    emf = EmfMetrics(settings.service_name)
+    sinks: list[RecordSink] = [GenerationLog(), GenerationTraces()]
+    if settings.emf == "stdout":
+        sinks.append(emf)
     tracer = build_tracer(settings)
     models = s3_models(
         settings.weights_cache_dir,
@@ -69,9 +75,14 @@ def create_app(
             return engine
         return load_engine(models.localise(engine_config), service_metrics.engine)
 
+    def on_ready(loaded: GenerationEngine) -> None:
+        service_metrics.engine.watch(loaded.stats, loaded.model_name)
+        if settings.emf == "stdout":
+            emf.watch(loaded.stats, loaded.model_name)
+
     host = EngineHost(
         load,
-        on_ready=lambda loaded: service_metrics.engine.watch(loaded.stats, loaded.model_name),
+        on_ready=on_ready,
         on_failed=on_load_failed or (lambda _reason: None),
         default_compression=default_compression,
         stall_timeout_s=settings.stall_timeout_s,
@@ -84,6 +95,7 @@ def create_app(
         try:
             yield
         finally:
+            await emf.stop()
             await host.stop()
             if tracer is not None:
                 await asyncio.to_thread(tracer.close)
@@ -97,9 +109,7 @@ def create_app(
     )
     app.state.parts = AppParts(
         engine_host=host,
-        generation=GenerationService(
-            host.engine, default_compression, (GenerationLog(), GenerationTraces())
-        ),
+        generation=GenerationService(host.engine, default_compression, sinks),
         metrics=service_metrics,
     )
     for router in (

@@ -73,6 +73,7 @@ class RequestLogMiddleware:
                 route=route,
                 status=status,
                 outcome=outcome,
+                error_code=error_code,
                 duration_ms=round(duration_s * 1_000, 3),
             )
 

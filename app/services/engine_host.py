@@ -90,6 +90,7 @@ class EngineHost:
         self._stall_timeout_s = stall_timeout_s
         self._state = EngineState.LOADING
         self._engine: GenerationEngine | None = None
+        self._started_s = 0.0
         self._ready_at_s = 0.0
 
     @property
@@ -134,6 +135,7 @@ class EngineHost:
 
     def start(self) -> None:
         """Begin loading and return at once."""
+        self._started_s = time.monotonic()
         loop = asyncio.get_running_loop()
         # A daemon thread: a model that takes minutes to load must not hold up an early Ctrl-C,
         # which the default executor would, because the loop waits for it.
@@ -205,6 +207,7 @@ class EngineHost:
         _log.info(
             "engine_ready",
             model=engine.model_name,
+            load_ms=round((time.monotonic() - self._started_s) * 1_000),
             max_model_len=engine.max_model_len,
             device=engine.device,
             dtype=engine.dtype,

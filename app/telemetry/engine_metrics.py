@@ -15,6 +15,10 @@ _BATCH_SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1_024)
 _RATIOS: Final = (1.0, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
 _SHARES: Final = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
 
+#: Dashboards made for other servers select their series by this label.
+_THEIR_PREFIX: Final = "vllm:"
+_THEIR_LABELS: Final = ("model_name",)
+
 _NO_ENGINE: Final = EngineStats(
     num_waiting=0,
     num_running=0,
@@ -41,6 +45,7 @@ class EngineMetrics:
         self._gauges = _EngineGauges()
         registry.register(self._gauges)
         self._info = Gauge("snapkv_model_info", "The served model.", ("model",), registry=registry)
+        self._model_name = ""
         self._create_request_metrics(registry)
         self._create_step_metrics(registry)
         self._create_compression_metrics(registry)
@@ -48,7 +53,10 @@ class EngineMetrics:
     def watch(self, stats: Callable[[], EngineStats], model: str) -> None:
         """Read the gauges from `stats`, once per scrape."""
         self._info.labels(model).set(1)
-        self._gauges.stats = stats
+        self._model_name = model
+        for family in (self._ttft, self._e2e, self._inter_token):
+            family.labels(model)  # a series at zero, so that rates begin with the first request
+        self._gauges.watch(stats, model)
 
     def on_prompt_compressed(self, request_id: str, report: CompressionReport) -> None:
         """Take the report of a prompt that has just been read to its end."""
@@ -67,10 +75,10 @@ class EngineMetrics:
         self._prompt_tokens.inc(summary.num_prompt_tokens)
         self._output_tokens.inc(summary.num_output_tokens)
         self._queue.observe(timings.queue_ms / 1_000)
-        self._e2e.observe(timings.total_ms / 1_000)
+        self._e2e.labels(self._model_name).observe(timings.total_ms / 1_000)
         if summary.num_output_tokens:
             self._prefill.observe(timings.prefill_ms / 1_000)
-            self._ttft.observe(timings.time_to_first_token_ms / 1_000)
+            self._ttft.labels(self._model_name).observe(timings.time_to_first_token_ms / 1_000)
 
     def on_step(self, step: StepStats) -> None:
         """Take what one step did.
@@ -79,7 +87,7 @@ class EngineMetrics:
         their tokens, the prefill slices that ran in between included.
         """
         if step.num_decoded:
-            self._inter_token.observe(step.duration_s)
+            self._inter_token.labels(self._model_name).observe(step.duration_s)
             self._decode_step.observe(step.decode_s)
             self._batch_size.observe(step.num_decoded)
         if step.num_prefill_tokens:
@@ -114,12 +122,14 @@ class EngineMetrics:
         self._ttft = Histogram(
             "vllm:time_to_first_token_seconds",
             "Submission until the first token.",
+            _THEIR_LABELS,
             buckets=SECONDS,
             registry=registry,
         )
         self._e2e = Histogram(
             "vllm:e2e_request_latency_seconds",
             "Submission until the end.",
+            _THEIR_LABELS,
             buckets=SECONDS,
             registry=registry,
         )
@@ -151,6 +161,7 @@ class EngineMetrics:
         self._inter_token = Histogram(
             "vllm:inter_token_latency_seconds",
             "Time between two tokens of a sequence, one observation per step.",
+            _THEIR_LABELS,
             buckets=_STEP_SECONDS,
             registry=registry,
         )
@@ -186,11 +197,16 @@ class _EngineGauges(Collector):
     """Gauges that show one and the same moment, since each scrape asks the engine once."""
 
     def __init__(self) -> None:
-        self.stats: Callable[[], EngineStats] = lambda: _NO_ENGINE
+        self._stats: Callable[[], EngineStats] = lambda: _NO_ENGINE
+        self._model_name = ""
+
+    def watch(self, stats: Callable[[], EngineStats], model: str) -> None:
+        """Read from `stats` from now on."""
+        self._stats, self._model_name = stats, model
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield every gauge."""
-        stats = self.stats()
+        stats = self._stats()
         used, total = stats.num_pages_used, stats.num_pages_total
         # Those of other servers are names that dashboards and gateways read already.
         for name, meaning, value in (
@@ -216,7 +232,10 @@ class _EngineGauges(Collector):
             ),
             ("snapkv_engine_alive", "Whether the engine takes work.", float(stats.is_alive)),
         ):
-            yield GaugeMetricFamily(name, meaning, value)
+            is_theirs = name.startswith(_THEIR_PREFIX)
+            family = GaugeMetricFamily(name, meaning, labels=_THEIR_LABELS if is_theirs else ())
+            family.add_metric((self._model_name,) if is_theirs else (), value)
+            yield family
         yield _by_state(
             "snapkv_pages",
             "Pages of the KV cache.",

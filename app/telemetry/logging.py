@@ -12,13 +12,31 @@ from typing import Any, Final, TextIO
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from app.telemetry.redaction import redact
+
 INFERENCE_COMPLETE: Final = "inference_complete"
 KV_CACHE_COMPRESSED: Final = "kv_cache_compressed"
 HTTP_REQUEST: Final = "http_request"
 UNHANDLED_ERROR: Final = "unhandled_error"
+GENERATION_METRICS: Final = "generation_metrics"
+ENGINE_METRICS: Final = "engine_metrics"
+
+#: Logger of lines that are metrics; they are written whatever the level.
+METRICS_LOGGER: Final = "snapkv.metrics"
 
 #: Frames of a traceback that are logged, counted from the innermost.
 MAX_LOGGED_FRAMES: Final = 20
+
+#: Libraries that log without a handler of their own from here on.
+_PROPAGATING: Final = (
+    "uvicorn",
+    "uvicorn.error",
+    "uvicorn.access",
+    "transformers",
+    "huggingface_hub",
+)
+#: Their debug lines quote headers and bodies, so secrets and texts.
+_QUOTING: Final = ("boto3", "botocore", "s3transfer", "urllib3")
 
 
 def configure_logging(level: str, stream: TextIO | None = None) -> None:
@@ -39,6 +57,7 @@ def configure_logging(level: str, stream: TextIO | None = None) -> None:
         foreign_pre_chain=shared,
         processors=[
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            redact,
             structlog.processors.JSONRenderer(),
         ],
     )
@@ -47,13 +66,13 @@ def configure_logging(level: str, stream: TextIO | None = None) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level.upper())
-    for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "transformers", "huggingface_hub"):
+    for name in _PROPAGATING:
         logger = logging.getLogger(name)
         logger.handlers = []
         logger.propagate = True
-    # Their debug lines quote signed requests and what was answered.
-    for name in ("boto3", "botocore", "s3transfer", "urllib3"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    for name in _QUOTING:
+        logging.getLogger(name).setLevel(max(root.level, logging.WARNING))
+    logging.getLogger(METRICS_LOGGER).setLevel(logging.INFO)
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,

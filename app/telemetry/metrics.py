@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from app.telemetry.engine_metrics import SECONDS, EngineMetrics
@@ -47,8 +47,8 @@ class ServiceMetrics:
         weights: The part that a download of the weights fills.
     """
 
-    def __init__(self) -> None:
-        """Create every metric at zero."""
+    def __init__(self, price_per_hour: float | None = None) -> None:
+        """Create every metric at zero; that of the price only where there is one."""
         self.registry = CollectorRegistry()
         self.engine = EngineMetrics(self.registry)
         self.weights = WeightsMetrics(self.registry)
@@ -70,6 +70,12 @@ class ServiceMetrics:
         )
         for reason in (*ERROR_REASONS, OTHER_REASON):
             self._errors.labels(reason)
+        if price_per_hour is not None:
+            Gauge(
+                "snapkv_price_per_hour",
+                "What the machine costs per hour, in the currency of the setting.",
+                registry=self.registry,
+            ).set(price_per_hour)
 
     def render(self) -> bytes:
         """Return the metrics in Prometheus' text format."""

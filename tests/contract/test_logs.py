@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+import structlog
 
 from app.main import create_app
 from tests.support.app_client import fake_service, listening, settings_for_tests
@@ -81,21 +82,21 @@ async def test_ready_engine_says_what_it_holds(log: io.StringIO) -> None:
     """The size of the KV cache, and how many requests without any wishes fit at once."""
     async with fake_service(FakeEngine()):
         pass
-    assert events_of(log, "engine_ready") == [
-        {
-            "model": "fake",
-            "max_model_len": 2_048,
-            "device": "cpu",
-            "dtype": "float32",
-            "attention_backend": "echo",
-            "page_size": 16,
-            "num_pages": 400,
-            "kv_pool_bytes": 102_400,
-            "num_cache_tokens": 1_600,
-            # 1,600 tokens over the demo model's 512 kept and the default answer's 256.
-            "num_default_sequences": 2,
-        }
-    ]
+    (ready,) = events_of(log, "engine_ready")
+    assert 0 <= ready.pop("load_ms") < 5_000
+    assert ready == {
+        "model": "fake",
+        "max_model_len": 2_048,
+        "device": "cpu",
+        "dtype": "float32",
+        "attention_backend": "echo",
+        "page_size": 16,
+        "num_pages": 400,
+        "kv_pool_bytes": 102_400,
+        "num_cache_tokens": 1_600,
+        # 1,600 tokens over the demo model's 512 kept and the default answer's 256.
+        "num_default_sequences": 2,
+    }
 
 
 async def test_nothing_compressed_is_not_logged_as_compressed(log: io.StringIO) -> None:
@@ -170,3 +171,41 @@ async def test_lines_of_other_libraries_have_the_same_shape(log: io.StringIO) ->
     assert (line["event"], line["logger"], line["level"]) == ("it broke", "some.library", "error")
     assert line["error_type"] == "ValueError"
     assert SECRET not in log.getvalue()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_every_line_of_a_request_names_it_and_its_trace(
+    log: io.StringIO, stream: bool
+) -> None:
+    """Whoever traces binds the trace's id; lines of metrics hold it too."""
+    async with fake_service(FakeEngine()) as client:
+        with structlog.contextvars.bound_contextvars(trace_id="1-5-a"):
+            body = {"prompt": "w " * 1_024, "stream": stream}
+            await client.post("/generate", json=body, headers={"X-Request-Id": "r-1"})
+            await client.post("/generate", json={}, headers={"X-Request-Id": "r-1"})
+    ours = [line for line in lines_of(log) if line["logger"].startswith("snapkv.")]
+    of_request = [line for line in ours if line.get("request_id") == "r-1"]
+    assert {line["event"] for line in of_request} == {
+        "generation_metrics",
+        "http_request",
+        "inference_complete",
+        "kv_cache_compressed",
+    }
+    assert {line.get("trace_id") for line in of_request} == {"1-5-a"}
+
+
+async def test_refused_request_logs_the_code_of_its_error(log: io.StringIO) -> None:
+    """Errors can be counted by what they are, not only by their status."""
+    async with fake_service(FakeEngine()) as client:
+        await client.post("/generate", json={"prompt": ""})
+        await client.post("/generate", json={"prompt": "a"})
+    requests = [line for line in events_of(log, "http_request") if line["route"] == "/generate"]
+    assert [line["error_code"] for line in requests] == ["invalid_value", None]
+
+
+def test_line_of_another_library_names_the_request_it_belongs_to(log: io.StringIO) -> None:
+    """Libraries know nothing of requests; the context does."""
+    with structlog.contextvars.bound_contextvars(request_id="r-1", trace_id="1-5-a"):
+        logging.getLogger("some.library").warning("hello")
+    (line,) = lines_of(log)
+    assert (line["request_id"], line["trace_id"]) == ("r-1", "1-5-a")

@@ -11,6 +11,7 @@ from app.telemetry.metrics import ERROR_REASONS, OTHER_REASON, ServiceMetrics
 from snapkv_core import EngineStats, FinishReason, StepStats
 from tests.support.app_client import fake_service, running, settings_for_tests, until
 from tests.support.fake_engine import FakeEngine, load_fake_engine
+from tests.support.markdown import ROOT
 
 EXPECTED = {
     "snapkv_requests",
@@ -62,6 +63,11 @@ def samples_of(text: str) -> Samples:
     }
 
 
+def of_model(name: str) -> tuple[tuple[str, str], ...]:
+    """Return the labels of metrics that bear names of other servers."""
+    return (("model_name", name),)
+
+
 async def scrape(client: httpx.AsyncClient) -> Samples:
     """Fetch the page."""
     answer = await client.get("/metrics")
@@ -108,11 +114,11 @@ async def test_values_follow_the_requests() -> None:
     assert samples["snapkv_compression_ratio_sum", ()] == 2.0
     assert samples["snapkv_compression_ratio_count", ()] == 1
     assert samples["snapkv_kv_original_bytes_total", ()] == 1_026 * 64
-    assert samples["vllm:time_to_first_token_seconds_count", ()] == 2
-    assert samples["vllm:e2e_request_latency_seconds_sum", ()] == 0.102
+    assert samples["vllm:time_to_first_token_seconds_count", of_model("fake")] == 2
+    assert samples["vllm:e2e_request_latency_seconds_sum", of_model("fake")] == 0.102
     assert samples["snapkv_engine_alive", ()] == 1
     assert samples["snapkv_model_info", (("model", "fake"),)] == 1
-    assert samples["vllm:num_requests_running", ()] == 0
+    assert samples["vllm:num_requests_running", of_model("fake")] == 0
 
 
 async def test_two_apps_count_apart() -> None:
@@ -161,9 +167,9 @@ def test_gauges_show_the_engine_of_one_moment() -> None:
         "reserved": 17_920,
         "total": 40_960,
     }
-    assert samples["vllm:kv_cache_usage_perc", ()] == 0.25
-    assert samples["vllm:num_requests_running", ()] == 5
-    assert samples["vllm:num_requests_waiting", ()] == 3
+    assert samples["vllm:kv_cache_usage_perc", of_model("m")] == 0.25
+    assert samples["vllm:num_requests_running", of_model("m")] == 5
+    assert samples["vllm:num_requests_waiting", of_model("m")] == 3
     assert samples["snapkv_sequences_running", ()] == 5
     assert samples["snapkv_requests_waiting", ()] == 3
     assert samples["snapkv_prefill_workspace_bytes", ()] == 11_000
@@ -175,9 +181,9 @@ def test_gauges_show_the_engine_of_one_moment() -> None:
 def test_a_pool_without_pages_is_empty_and_no_division_by_zero() -> None:
     """Before the model is loaded, and in an engine that has no pool, usage is 0."""
     metrics = ServiceMetrics()
-    assert samples_of(metrics.render().decode())["vllm:kv_cache_usage_perc", ()] == 0
+    assert samples_of(metrics.render().decode())["vllm:kv_cache_usage_perc", of_model("")] == 0
     metrics.engine.watch(lambda: stats_with(num_pages_used=0, num_pages_total=0), "m")
-    assert samples_of(metrics.render().decode())["vllm:kv_cache_usage_perc", ()] == 0
+    assert samples_of(metrics.render().decode())["vllm:kv_cache_usage_perc", of_model("m")] == 0
 
 
 def test_steps_are_counted_by_what_they_did() -> None:
@@ -192,7 +198,8 @@ def test_steps_are_counted_by_what_they_did() -> None:
     samples = samples_of(metrics.render().decode())
 
     def histogram(name: str) -> tuple[float, float]:
-        return samples[f"{name}_count", ()], samples[f"{name}_sum", ()]
+        labels = of_model("") if name.startswith("vllm:") else ()
+        return samples[f"{name}_count", labels], samples[f"{name}_sum", labels]
 
     assert histogram("snapkv_prefill_step_seconds") == (2, 0.9)
     assert histogram("snapkv_decode_step_seconds") == (2, 0.5)
@@ -287,3 +294,17 @@ async def test_answers_are_counted_by_every_finish_reason() -> None:
         )
         after = by_label(await scrape(client), "snapkv_answers_total", "finish_reason")
     assert after == before | {"stop": 2, "deadline": 1}
+
+
+async def test_price_is_there_when_it_is_set() -> None:
+    """Cost per token is computed from it; a machine without a price must not look free."""
+    async with fake_service(FakeEngine(), price_per_hour=1.459) as client:
+        assert (await scrape(client))["snapkv_price_per_hour", ()] == 1.459
+    async with fake_service(FakeEngine()) as client:
+        assert ("snapkv_price_per_hour", ()) not in await scrape(client)
+
+
+def test_documentation_names_every_metric() -> None:
+    """Whoever draws another panel finds names and meanings."""
+    page = (ROOT / "docs" / "logs.md").read_text(encoding="utf-8")
+    assert not {name for name in EXPECTED | {"snapkv_price_per_hour"} if name not in page}

@@ -38,8 +38,7 @@ def test_consecutive_reads_give_the_paged_answer_where_pages_are_consecutive(
 
 def test_ratio_is_the_paged_step_over_the_contiguous_one() -> None:
     paged, contiguous = (
-        DecodeFigure("snapkv", "float32", 1024, 8, step_ms, 1.0, 1)
-        for step_ms in (116.0, 100.0)
+        DecodeFigure("snapkv", "float32", 1024, 8, step_ms, 1.0, 1) for step_ms in (116.0, 100.0)
     )
     ratio = contiguous_ratio(paged, contiguous)
     assert ratio.value == pytest.approx(1.16)
