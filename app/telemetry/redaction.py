@@ -3,6 +3,7 @@
 It sees every line last, ours and other libraries' alike, and knows nothing of what they mean.
 """
 
+import functools
 import re
 from typing import Any, Final
 
@@ -46,7 +47,10 @@ _NAMED_VALUE: Final = re.compile(
     r"(?:(?:bearer|basic|aws4-hmac-sha256)\s+)?[^\s\"',;&}\\]+",
     re.I,
 )
+#: One of these is in every text that the first two patterns match; looking for them is cheaper.
+_HINTS: Final = ("basic", "bearer", "auth", "key", "secret", "passw", "token", "signature")
 _AWS_KEY_ID: Final = re.compile(r"(?<![A-Za-z0-9])A[KS]IA[A-Z0-9]{16}(?![A-Za-z0-9])")
+_SECRET_KEY_CHARS: Final = 40
 #: Forty characters of all three kinds: a hash in hexadecimal has no capitals, a path rarely both.
 _AWS_SECRET_KEY: Final = re.compile(
     r"(?<![A-Za-z0-9/+=])(?=[A-Za-z0-9/+]{0,39}[A-Z])(?=[A-Za-z0-9/+]{0,39}[a-z])"
@@ -61,9 +65,13 @@ def redact(logger: WrappedLogger, method_name: str, event_dict: EventDict) -> Ev
 
 def mask_text(text: str) -> str:
     """Mask whatever in a text has the shape of a key or stands behind a telling name."""
-    text = _CREDENTIALS.sub(lambda match: f"{match[1] or match[2]}{MASK}", text)
-    text = _NAMED_VALUE.sub(rf"\g<name>{MASK}", text)
-    return _AWS_SECRET_KEY.sub(MASK, _AWS_KEY_ID.sub(MASK, text))
+    lowered = text.lower()
+    if any(hint in lowered for hint in _HINTS):
+        text = _CREDENTIALS.sub(lambda match: f"{match[1] or match[2]}{MASK}", text)
+        text = _NAMED_VALUE.sub(rf"\g<name>{MASK}", text)
+    if "AKIA" in text or "ASIA" in text:
+        text = _AWS_KEY_ID.sub(MASK, text)
+    return _AWS_SECRET_KEY.sub(MASK, text) if len(text) >= _SECRET_KEY_CHARS else text
 
 
 def _masked(name: str, value: Any) -> Any:
@@ -85,6 +93,7 @@ def _masked_within(value: Any) -> Any:
     return mask_text(repr(value))
 
 
+@functools.lru_cache(maxsize=1_024)
 def _is_secret(name: str) -> bool:
     snake = _WORD_BORDER.sub("_", name).lower()
     return snake in _SECRET_NAMES or snake.endswith(_SECRET_ENDINGS)
