@@ -1,0 +1,1 @@
+"""What the service uses beyond its own process, one package for each provider."""
