@@ -5,6 +5,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
+from app.telemetry.aws_metrics import AwsMetrics
 from app.telemetry.engine_metrics import SECONDS, EngineMetrics
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
@@ -43,12 +44,14 @@ class ServiceMetrics:
     Attributes:
         registry: Everything that `render` shows.
         engine: The part that the engine fills.
+        aws: What is counted on AWS.
     """
 
     def __init__(self) -> None:
         """Create every metric at zero."""
         self.registry = CollectorRegistry()
         self.engine = EngineMetrics(self.registry)
+        self.aws = AwsMetrics(self.registry)
         self._requests = Counter(
             "snapkv_requests", "HTTP requests.", ("route", "outcome"), registry=self.registry
         )

@@ -39,6 +39,8 @@ EXPECTED = {
     "snapkv_decode_batch_size",
     "snapkv_kv_original_bytes",
     "snapkv_kv_compressed_bytes",
+    "snapkv_request_log_items",
+    "snapkv_settings_refreshes",
     "vllm:num_requests_running",
     "vllm:num_requests_waiting",
     "vllm:kv_cache_usage_perc",

@@ -56,5 +56,5 @@ def aws_client(
         return boto3.Session(botocore_session=session).client(service)
     except NoRegionError as error:
         raise SettingsError(f"AWS {service}: no region is configured; set AWS_REGION") from error
-    except BotoCoreError as error:
+    except (BotoCoreError, ValueError) as error:
         raise SettingsError(f"AWS {service}: {' '.join(str(error).split())}") from error
