@@ -1,5 +1,6 @@
 """The one place where the parts of the service are put together."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -8,13 +9,16 @@ from fastapi import FastAPI
 from app.api.dependencies import AppParts
 from app.api.errors import install_error_handlers, response_for
 from app.api.routes import generate, health, metrics, openai
+from app.integrations.aws.request_log import FLUSH_TIMEOUT_S, open_request_log
 from app.middleware.body_limit import BodyLimitMiddleware
 from app.middleware.request_id import RequestIdMiddleware
 from app.middleware.request_log import RequestLogMiddleware
 from app.middleware.unhandled import UnhandledErrorMiddleware
+from app.records import RecordSink
 from app.services.engine_host import EngineHost
 from app.services.generation import GenerationService
 from app.services.ports import GenerationEngine
+from app.services.settings_refresh import SettingsRefresh
 from app.settings import Settings
 from app.telemetry.generation_log import GenerationLog
 from app.telemetry.metrics import ServiceMetrics
@@ -29,6 +33,7 @@ def create_app(
     *,
     load_engine: LoadEngine = AsyncEngine.load,
     on_load_failed: Callable[[str], None] | None = None,
+    reload_settings: Callable[[], Settings] | None = None,
 ) -> FastAPI:
     """Build the service.
 
@@ -42,6 +47,8 @@ def create_app(
         load_engine: Loads the engine; blocking, called on a thread of its own.
         on_load_failed: Called with one line when loading failed; whoever runs the server ends
             it. Without it the app lives on and reports that it is dead.
+        reload_settings: Reads the settings anew; blocking, called on a thread of its own. Without
+            it they stay as they are.
 
     Returns:
         The app; it owns the engine from its start to its shutdown.
@@ -63,15 +70,32 @@ def create_app(
         default_compression=default_compression,
         stall_timeout_s=settings.stall_timeout_s,
     )
+    request_log = open_request_log(settings, service_metrics.aws.count_request_log_items)
+    sinks: list[RecordSink] = [GenerationLog()]
+    if request_log is not None:
+        sinks.append(request_log)
+    generation = GenerationService(host.engine, default_compression, sinks)
+    refresh = SettingsRefresh(
+        settings,
+        reload_settings,
+        on_change=lambda found: generation.use_default_compression(found.default_compression()),
+        count_outcome=service_metrics.aws.count_settings_refresh,
+    )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         del app  # the parts are in the closure
         host.start()
+        if request_log is not None:
+            request_log.start()
+        refresh.start()
         try:
             yield
         finally:
+            refresh.stop()
             await host.stop()
+            if request_log is not None:
+                await asyncio.to_thread(request_log.close, FLUSH_TIMEOUT_S)
 
     app = FastAPI(
         title="SnapKV inference",
@@ -81,7 +105,7 @@ def create_app(
     )
     app.state.parts = AppParts(
         engine_host=host,
-        generation=GenerationService(host.engine, default_compression, (GenerationLog(),)),
+        generation=generation,
         metrics=service_metrics,
     )
     for router in (
