@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from app.api.dependencies import AppParts
 from app.api.errors import install_error_handlers, response_for
 from app.api.routes import generate, health, metrics, openai
+from app.integrations.aws.request_log import FLUSH_TIMEOUT_S, open_request_log
 from app.integrations.aws.weights.models import s3_models
 from app.middleware.body_limit import BodyLimitMiddleware
 from app.middleware.request_id import RequestIdMiddleware
@@ -19,12 +20,13 @@ from app.records import RecordSink
 from app.services.engine_host import EngineHost
 from app.services.generation import GenerationService
 from app.services.ports import GenerationEngine
+from app.services.settings_refresh import SettingsRefresh
 from app.settings import Settings
 from app.telemetry.emf import EmfMetrics
 from app.telemetry.generation_log import GenerationLog
 from app.telemetry.metrics import ServiceMetrics
 from app.telemetry.tracing.build import build_tracer
-from app.telemetry.tracing.trace import GenerationTraces
+from app.telemetry.tracing.trace import GenerationTraces, RequestTracer
 from snapkv_core import AsyncEngine, EngineConfig, EngineObserver
 
 LoadEngine = Callable[[EngineConfig, EngineObserver], GenerationEngine]
@@ -36,6 +38,7 @@ def create_app(
     *,
     load_engine: LoadEngine = AsyncEngine.load,
     on_load_failed: Callable[[str], None] | None = None,
+    reload_settings: Callable[[], Settings] | None = None,
 ) -> FastAPI:
     """Build the service.
 
@@ -49,6 +52,8 @@ def create_app(
         load_engine: Loads the engine; blocking, called on a thread of its own.
         on_load_failed: Called with one line when loading failed; whoever runs the server ends
             it. Without it the app lives on and reports that it is dead.
+        reload_settings: Reads the settings anew; blocking, called on a thread of its own. Without
+            it they stay as they are.
 
     Returns:
         The app; it owns the engine from its start to its shutdown.
@@ -59,10 +64,7 @@ def create_app(
     engine_config = settings.to_engine_config()
     default_compression = settings.default_compression()
     service_metrics = ServiceMetrics(settings.price_per_hour)
-    emf = EmfMetrics(settings.service_name)
-    sinks: list[RecordSink] = [GenerationLog(), GenerationTraces()]
-    if settings.emf == "stdout":
-        sinks.append(emf)
+    emf = EmfMetrics(settings.service_name) if settings.emf == "stdout" else None
     tracer = build_tracer(settings)
     models = s3_models(
         settings.weights_cache_dir,
@@ -77,7 +79,7 @@ def create_app(
 
     def on_ready(loaded: GenerationEngine) -> None:
         service_metrics.engine.watch(loaded.stats, loaded.model_name)
-        if settings.emf == "stdout":
+        if emf is not None:
             emf.watch(loaded.stats, loaded.model_name)
 
     host = EngineHost(
@@ -87,16 +89,34 @@ def create_app(
         default_compression=default_compression,
         stall_timeout_s=settings.stall_timeout_s,
     )
+    request_log = open_request_log(settings, service_metrics.aws.count_request_log_items)
+    sinks: tuple[RecordSink | None, ...] = (GenerationLog(), GenerationTraces(), emf, request_log)
+    generation = GenerationService(
+        host.engine, default_compression, [sink for sink in sinks if sink is not None]
+    )
+    refresh = SettingsRefresh(
+        settings,
+        reload_settings,
+        on_change=lambda found: generation.use_default_compression(found.default_compression()),
+        count_outcome=service_metrics.aws.count_settings_refresh,
+    )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         del app  # the parts are in the closure
         host.start()
+        if request_log is not None:
+            request_log.start()
+        refresh.start()
         try:
             yield
         finally:
-            await emf.stop()
+            refresh.stop()
+            if emf is not None:
+                await emf.stop()
             await host.stop()
+            if request_log is not None:
+                await asyncio.to_thread(request_log.close, FLUSH_TIMEOUT_S)
             if tracer is not None:
                 await asyncio.to_thread(tracer.close)
             models.release()
@@ -109,9 +129,16 @@ def create_app(
     )
     app.state.parts = AppParts(
         engine_host=host,
-        generation=GenerationService(host.engine, default_compression, sinks),
+        generation=generation,
         metrics=service_metrics,
     )
+    _include_routes(app)
+    install_error_handlers(app)
+    _add_middleware(app, settings, service_metrics, tracer)
+    return app
+
+
+def _include_routes(app: FastAPI) -> None:
     for router in (
         generate.router,
         openai.router,
@@ -120,7 +147,11 @@ def create_app(
         metrics.router,
     ):
         app.include_router(router)
-    install_error_handlers(app)
+
+
+def _add_middleware(
+    app: FastAPI, settings: Settings, service_metrics: ServiceMetrics, tracer: RequestTracer | None
+) -> None:
     # Added last is outermost: a request gets its name first and is logged under it.
     app.add_middleware(BodyLimitMiddleware, max_body_bytes=settings.max_body_bytes)
     app.add_middleware(UnhandledErrorMiddleware, to_response=response_for)
@@ -128,4 +159,3 @@ def create_app(
     if tracer is not None:
         app.add_middleware(TracingMiddleware, tracer=tracer)
     app.add_middleware(RequestIdMiddleware)
-    return app

@@ -3,14 +3,15 @@
 import difflib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, Literal
 
 from dotenv import dotenv_values
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, PrivateAttr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from app.setting_groups.access import AccessSettings
 from app.setting_groups.aws import AwsSettings
 from app.setting_groups.telemetry import TelemetrySettings
 from snapkv_core import (
@@ -41,13 +42,19 @@ _SERVICE_LINK: Final = re.compile(
 #: Core field -> settings field, where the names differ.
 _RENAMED: Final[Mapping[str, str]] = {"revision": "model_revision"}
 
+#: Fields whose values are in no message.
+_CONFIDENTIAL: Final = ("api_keys",)
+
+#: Returns the settings of a secret by field name, or raises `SettingsError`.
+ReadSecret = Callable[[str], Mapping[str, object]]
+
 
 class SettingsError(Exception):
-    """The environment holds a value the service cannot start with; the message names it."""
+    """The environment or the secret holds what the service cannot start with; names it."""
 
 
-class Settings(AwsSettings, TelemetrySettings, BaseSettings):
-    """Every setting of the service, read from `SNAPKV_*` variables and a `.env` file."""
+class Settings(AccessSettings, AwsSettings, TelemetrySettings, BaseSettings):
+    """Every setting of the service: `SNAPKV_*` variables, a `.env` file, and a secret."""
 
     model_config = SettingsConfigDict(
         env_prefix=ENV_PREFIX,
@@ -56,7 +63,11 @@ class Settings(AwsSettings, TelemetrySettings, BaseSettings):
         env_ignore_empty=True,
         extra="ignore",
         frozen=True,
+        hide_input_in_errors=True,
     )
+
+    #: Fields that were not set here but by the secret.
+    _secret_fields: frozenset[str] = PrivateAttr(frozenset())
 
     host: str = Field("127.0.0.1", min_length=1, description="Address the server listens on.")
     port: int = Field(
@@ -222,7 +233,7 @@ class Settings(AwsSettings, TelemetrySettings, BaseSettings):
                 num_threads=self.num_threads,
             )
         except InvalidParameterError as error:
-            raise _named(error) from error
+            raise self._named(error) from error
 
     def default_compression(self) -> CompressionConfig:
         """Return how prompts are compressed when the request names nothing.
@@ -244,24 +255,51 @@ class Settings(AwsSettings, TelemetrySettings, BaseSettings):
                 },
             )
         except InvalidParameterError as error:
-            raise _named(error) from error
+            raise self._named(error) from error
+
+    def with_secret(self, values: Mapping[str, object]) -> "Settings":
+        """Return settings that take from `values` what is set by nothing nearer.
+
+        Args:
+            values: Checked values by field name.
+        """
+        absent = {
+            name: value for name, value in values.items() if name not in self.model_fields_set
+        }
+        settings = self.model_copy(update=absent)
+        settings._secret_fields = frozenset(absent)
+        return settings
+
+    def _named(self, error: InvalidParameterError) -> SettingsError:
+        field = _RENAMED.get(error.field, error.field)
+        named = set(re.findall(r"\w+", f"{field} {error.reason}"))
+        if named & self._secret_fields:
+            # The core's reasons end in the value, and nothing of a secret is shown.
+            reason = error.reason.partition(", got ")[0]
+            return SettingsError(f"secret {self.secret_id}: {field}: {reason}")
+        return SettingsError(f"{env_name(field)}: {error.reason}")
 
 
 def load_settings(
-    overrides: Mapping[str, object] | None = None, *, env_file: str | Path | None = ENV_FILE
+    overrides: Mapping[str, object] | None = None,
+    *,
+    env_file: str | Path | None = ENV_FILE,
+    read_secret: ReadSecret | None = None,
 ) -> Settings:
     """Read the settings and check them as a whole.
 
     Args:
         overrides: Values by field name that win over the environment; None counts as absent.
         env_file: File of `NAME=value` lines that the environment wins over; None reads none.
+        read_secret: Reads the secret that `secret_id` names, for what is set nowhere else; None
+            reads none.
 
     Returns:
         Settings from which both core configs can be built.
 
     Raises:
-        SettingsError: A variable is misspelled or its value is not acceptable. The message is
-            one line and names the variable.
+        SettingsError: A variable is misspelled, a value is not acceptable, or the secret cannot
+            be read. The message is one line and names the variable or the secret.
     """
     given = {name: value for name, value in (overrides or {}).items() if value is not None}
     _reject_misspelled(env_file)
@@ -271,6 +309,8 @@ def load_settings(
         raise SettingsError("; ".join(_problems(error))) from error
     except UnicodeDecodeError as error:
         raise SettingsError(f"{env_file}: is not UTF-8 text") from error
+    if read_secret is not None and settings.secret_id is not None:
+        settings = settings.with_secret(read_secret(settings.secret_id))
     settings.to_engine_config()
     settings.default_compression()
     return settings
@@ -281,16 +321,14 @@ def env_name(field: str) -> str:
     return f"{ENV_PREFIX}{field.upper()}"
 
 
-def _named(error: InvalidParameterError) -> SettingsError:
-    return SettingsError(f"{env_name(_RENAMED.get(error.field, error.field))}: {error.reason}")
-
-
 def _problems(error: ValidationError) -> list[str]:
     problems = []
     for detail in error.errors(include_url=False):
         name = env_name(str(detail["loc"][0])) if detail["loc"] else ENV_FILE
         reason = detail["msg"].removeprefix("Value error, ").replace("Input should", "must")
-        problems.append(f"{name}: {reason}, got {str(detail['input'])[:80]!r}")
+        is_confidential = bool(detail["loc"]) and detail["loc"][0] in _CONFIDENTIAL
+        shown = "" if is_confidential else f", got {str(detail['input'])[:80]!r}"
+        problems.append(f"{name}: {reason}{shown}")
     return problems
 
 

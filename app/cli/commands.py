@@ -1,5 +1,6 @@
 """Commands and options of `snapkv`; what they do is in the modules beside this one."""
 
+from functools import partial
 from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +12,7 @@ from app.cli.generate import CommandError, GenerateOptions, read_prompt, run_gen
 from app.cli.server import run_server
 from app.cli.settings_doc import settings_table
 from app.cli.weights import app as weights
+from app.integrations.aws.secrets import SecretReader
 from app.settings import SettingsError, load_settings
 from snapkv_core import (
     COMPRESSION_METHODS,
@@ -39,7 +41,9 @@ def serve(
     model: Annotated[str | None, typer.Option(help="Model to serve [SNAPKV_MODEL].")] = None,
 ) -> None:
     """Serve over HTTP; every setting is a SNAPKV_ variable (docs/settings.md)."""
-    raise typer.Exit(run_server(load_settings({"host": host, "port": port, "model": model})))
+    given = {"host": host, "port": port, "model": model}
+    load = partial(load_settings, given, read_secret=SecretReader().read)
+    raise typer.Exit(run_server(load(), reload_settings=load))
 
 
 @app.command()

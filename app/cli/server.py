@@ -3,6 +3,7 @@
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import Final, NoReturn
 
@@ -19,7 +20,12 @@ _ANSWER_TIME_S: Final = 5
 _HURRIED_ANSWER_TIME_S: Final = 1
 
 
-def run_server(settings: Settings, load_engine: LoadEngine = AsyncEngine.load) -> int:
+def run_server(
+    settings: Settings,
+    load_engine: LoadEngine = AsyncEngine.load,
+    *,
+    reload_settings: Callable[[], Settings] | None = None,
+) -> int:
     """Serve until SIGINT or SIGTERM.
 
     After the first signal requests in flight get `settings.shutdown_timeout_s` to finish while new
@@ -28,6 +34,7 @@ def run_server(settings: Settings, load_engine: LoadEngine = AsyncEngine.load) -
     Args:
         settings: Settings, as `load_settings` returns them.
         load_engine: Loads the engine; blocking.
+        reload_settings: Reads the settings anew while the server runs; blocking.
 
     Returns:
         The exit status: 0 after a normal end, 1 when the model could not be loaded.
@@ -39,7 +46,12 @@ def run_server(settings: Settings, load_engine: LoadEngine = AsyncEngine.load) -
         failures.append(reason)
         server.should_exit = True
 
-    app = create_app(settings, load_engine=load_engine, on_load_failed=stop_with)
+    app = create_app(
+        settings,
+        load_engine=load_engine,
+        on_load_failed=stop_with,
+        reload_settings=reload_settings,
+    )
     server = _DrainingServer(
         uvicorn.Config(
             app,

@@ -209,7 +209,7 @@ class GenerationService:
 
         Args:
             engine: Returns the engine.
-            default_compression: What requests that name nothing get.
+            default_compression: What requests that name nothing get, until it is replaced.
             sinks: Told of each request that ended.
         """
         self._engine = engine
@@ -231,6 +231,10 @@ class GenerationService:
             EngineStoppedError: It was stopped.
         """
         return self._engine().model_name
+
+    def use_default_compression(self, default_compression: CompressionConfig) -> None:
+        """Replace what requests that name nothing get, from the next one on."""
+        self._default_compression = default_compression
 
     async def open(self, request_id: str, given: GenerationInput) -> Generation:
         """Submit a request.

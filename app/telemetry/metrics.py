@@ -5,6 +5,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
+from app.telemetry.aws_metrics import AwsMetrics
 from app.telemetry.engine_metrics import SECONDS, EngineMetrics
 from app.telemetry.weights_metrics import WeightsMetrics
 
@@ -45,6 +46,7 @@ class ServiceMetrics:
         registry: Everything that `render` shows.
         engine: The part that the engine fills.
         weights: The part that a download of the weights fills.
+        aws: What is counted on AWS.
     """
 
     def __init__(self, price_per_hour: float | None = None) -> None:
@@ -52,6 +54,7 @@ class ServiceMetrics:
         self.registry = CollectorRegistry()
         self.engine = EngineMetrics(self.registry)
         self.weights = WeightsMetrics(self.registry)
+        self.aws = AwsMetrics(self.registry)
         self._requests = Counter(
             "snapkv_requests", "HTTP requests.", ("route", "outcome"), registry=self.registry
         )

@@ -42,6 +42,8 @@ EXPECTED = {
     "snapkv_kv_compressed_bytes",
     "snapkv_weights_bytes",
     "snapkv_weights_download_seconds",
+    "snapkv_request_log_items",
+    "snapkv_settings_refreshes",
     "vllm:num_requests_running",
     "vllm:num_requests_waiting",
     "vllm:kv_cache_usage_perc",

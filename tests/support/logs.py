@@ -1,9 +1,11 @@
 """Takes the process's log lines for the time of a test."""
 
 import io
+import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import structlog
 
@@ -22,3 +24,9 @@ def captured_log(level: str = "debug") -> Iterator[io.StringIO]:
     finally:
         root.handlers, root.level = handlers, root_level
         structlog.reset_defaults()
+
+
+def events_named(log: io.StringIO, name: str) -> list[dict[str, Any]]:
+    """Return the log lines of one event."""
+    lines = [json.loads(line) for line in log.getvalue().splitlines()]
+    return [line for line in lines if line["event"] == name]

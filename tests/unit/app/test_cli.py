@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
+from app.cli import commands
 from app.main import create_app
+from app.settings import Settings
 from snapkv_core import ModelLoadError
 from tests.support.app_client import listening, settings_for_tests
+from tests.support.aws import moto_server, plain_client, use_aws
 from tests.support.command import Command
 from tests.support.fake_engine import FakeEngine
 from tests.support.logs import captured_log
@@ -132,3 +135,32 @@ def test_serve_refuses_bad_settings(snapkv: Command, port: str) -> None:
     status, _, err = snapkv("serve", f"--port={port}")
     assert status == 2
     assert "Traceback" not in err
+
+
+def test_serve_reads_the_secret_and_hands_on_how_to_read_it_again(
+    snapkv: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Options win over it at each reading; a secret that is not there ends the start."""
+    given: dict[str, Any] = {}
+
+    def take(settings: Settings, **options: Any) -> int:
+        given.update(options, settings=settings)
+        return 0
+
+    monkeypatch.setattr(commands, "run_server", take)
+    with moto_server() as url:
+        use_aws(monkeypatch, url)
+        monkeypatch.setenv("SNAPKV_SECRET_ID", "snapkv/of-the-command")
+        status, out, err = snapkv("serve")
+        assert (status, out) == (2, "")
+        assert err.startswith("error: secret snapkv/of-the-command: there is no such secret")
+        assert err.count("\n") == 1
+        client = plain_client("secretsmanager", url)
+        text = '{"model_name": "secret/model", "kernel_size": 5}'
+        client.create_secret(Name="snapkv/of-the-command", SecretString=text)
+        assert snapkv("serve", "--model", "option/model") == (0, "", "")
+        assert (given["settings"].model, given["settings"].kernel_size) == ("option/model", 5)
+        text = '{"model_name": "secret/model", "kernel_size": 7}'
+        client.put_secret_value(SecretId="snapkv/of-the-command", SecretString=text)
+        again = given["reload_settings"]()
+        assert (again.model, again.kernel_size) == ("option/model", 7)

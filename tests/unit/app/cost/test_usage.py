@@ -8,7 +8,8 @@ import pytest
 
 from app.integrations.aws.cost.clients import AwsClients
 from app.integrations.aws.cost.errors import CostReportError
-from app.integrations.aws.cost.usage import Usage, read_usage
+from app.integrations.aws.cost.usage import DAY_INDEX, Usage, read_usage
+from app.integrations.aws.request_item import REQUEST_LOG_TABLE
 from tests.support.cost_report import DAY, create_request_log, log_requests, shared_clients
 
 
@@ -78,3 +79,9 @@ def test_no_region_is_named(request_log: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     with pytest.raises(CostReportError, match="knows no region; set AWS_DEFAULT_REGION"):
         read_usage(AwsClients(), request_log, DAY)
+
+
+def test_the_service_keeps_the_index_that_is_read() -> None:
+    index = REQUEST_LOG_TABLE.index
+    assert (index.name, index.hash_key) == (DAY_INDEX, "day")
+    assert set(index.projected) == {"input_tokens", "output_tokens"}
