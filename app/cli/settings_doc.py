@@ -10,8 +10,10 @@ _INTRODUCTION: Final = """\
 # Settings
 
 Every setting is an environment variable; a `.env` file in the working directory may hold them too,
-and the environment wins over it. Some may come from a secret on AWS, which both win over (aws.md). A misspelled `SNAPKV_` variable or a value out of range stops the
-start with one line that names it. This page is written by `snapkv settings-doc`.
+and the environment wins over it. Some may come from a
+[secret on AWS](aws.md#settings-from-a-secret), which both win over. A misspelled `SNAPKV_` variable or
+a value out of range stops the start with one line that names it. This page is written by `snapkv
+settings-doc`.
 
 | variable | default | meaning |
 | --- | --- | --- |
