@@ -11,9 +11,9 @@ _INTRODUCTION: Final = """\
 
 Every setting is an environment variable; a `.env` file in the working directory may hold them too,
 and the environment wins over it. Some may come from a
-[secret on AWS](aws.md#settings-from-a-secret), which both win over. A misspelled `SNAPKV_` variable or
-a value out of range stops the start with one line that names it. This page is written by `snapkv
-settings-doc`.
+[secret on AWS](aws.md#settings-from-a-secret), which both win over. A misspelled `SNAPKV_` variable
+or a value out of range stops the start with one line that names it. This page is written by
+`snapkv settings-doc`.
 
 | variable | default | meaning |
 | --- | --- | --- |
