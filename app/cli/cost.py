@@ -49,7 +49,7 @@ def report(
         bool, typer.Option("--send", help="Publish it as well [SNAPKV_COST_TOPIC_ARN].")
     ] = False,
 ) -> None:
-    """Report a day's costs; each report takes 2 to 4 Cost Explorer requests of 0.01 USD."""
+    """Report a day's costs; each report takes at least 2 Cost Explorer requests of 0.01 USD."""
     settings = _settings(tag, threshold)
     if send and settings.cost_topic_arn is None:
         raise CommandError("--send: SNAPKV_COST_TOPIC_ARN names no topic")

@@ -62,7 +62,10 @@ def threshold_line(report: CostReport, check: ThresholdCheck) -> str:
         case "within":
             return f"Within the threshold of {whose}"
         case "unknown":
-            return f"The threshold of {whose} cannot be checked: between {least} and {most} are its"
+            return (
+                f"The threshold of {whose} cannot be checked: the cost that it is for is between "
+                f"{least} and {most}"
+            )
 
 
 def sections_of(report: CostReport) -> tuple[Section, ...]:

@@ -25,7 +25,7 @@ def cost_report(
 def test_table_for_people(cost_report: Command, aws: FakeCostExplorer, request_log: str) -> None:
     """Every figure and what it is, thresholds in words, and what the report itself cost."""
     log_requests(request_log, DAY, 40, input_tokens=5_000, output_tokens=250)
-    thresholds = ["--threshold", "80", "--threshold", "medium=90"]
+    thresholds = ["--threshold", "80", "--threshold", "medium=90,small=1.5"]
     status, out, err = cost_report("cost", "report", *thresholds)
     assert (status, err) == (0, "")
     rows = {
@@ -43,6 +43,9 @@ def test_table_for_people(cost_report: Command, aws: FakeCostExplorer, request_l
     assert rows["per million tokens"] == "400.4000 USD"
     assert "Cost of 2026-11-28, resources tagged Project=snapkv: 84.08 USD" in out
     assert "OVER the threshold of 80.00 USD, by 4.08 USD" in out
+    assert (
+        "for tier small cannot be checked: the cost that it is for is between 1.25 USD and" in out
+    )
     assert "Within the threshold of 90.00 USD for tier medium" in out
     assert "with 2 requests to Cost Explorer, which cost 0.02 USD" in out
     assert len(aws.requests) == 2

@@ -187,9 +187,11 @@ def test_answer_that_does_not_come_is_given_up(
     """A call ends within a time that is known."""
     config = Config(read_timeout=0.1, retries={"total_max_attempts": 1})
     monkeypatch.setattr("app.integrations.aws.cost.clients.CLIENT_CONFIG", config)
-    aws.faults[COSTS].append(Fault(is_stalled=True))
-    with pytest.raises(CostReportError, match="did not answer in time"):
-        explorer().costs(FIRST, TODAY, TAG)
+    asking = explorer()
+    for operation, ask in ((COSTS, asking.costs), ("GetCostForecast", asking.forecast)):
+        aws.faults[operation].append(Fault(is_stalled=True))
+        with pytest.raises(CostReportError, match=f"^ce:{operation}: did not answer in time"):
+            ask(FIRST, TODAY, TAG)
     assert (CLIENT_CONFIG.connect_timeout, CLIENT_CONFIG.read_timeout) == (3, 15)
     assert CLIENT_CONFIG.retries == {"mode": "standard", "total_max_attempts": 3}
 

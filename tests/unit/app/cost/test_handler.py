@@ -30,11 +30,14 @@ def test_message_is_sent_every_day(topic: Topic, monkeypatch: pytest.MonkeyPatch
     handler({}, None)
     monkeypatch.setenv("SNAPKV_COST_DAILY_THRESHOLD", "84")
     handler({}, None)
-    subjects = [message["Subject"] for message in topic.received()]
-    assert sorted(subjects) == [
-        "OVER THRESHOLD: SnapKV cost 2026-11-28: 84.08 USD",
-        "SnapKV cost 2026-11-28: 84.08 USD",
-    ]
+    marks = {
+        message["Subject"]: message["MessageAttributes"]["over_threshold"]["Value"]
+        for message in topic.received()
+    }
+    assert marks == {
+        "SnapKV cost 2026-11-28: 84.08 USD": "false",
+        "OVER THRESHOLD: SnapKV cost 2026-11-28: 84.08 USD": "true",
+    }
 
 
 @pytest.mark.usefixtures("aws")
