@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -140,7 +141,7 @@ def serving_s3(fake: FakeS3) -> Iterator[str]:
     class Handler(_Handler):
         s3 = fake
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = _QuietServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     server.block_on_close = False
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
@@ -152,6 +153,15 @@ def serving_s3(fake: FakeS3) -> Iterator[str]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+class _QuietServer(ThreadingHTTPServer):
+    """A server whose clients may be killed without a word of it."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Let a connection end as its client wants it."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -242,6 +242,7 @@ def test_failing_commands_print_one_line(weights: Command, folder: Path, tmp_pat
         assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_model_from_s3_answers_like_the_folder_it_was_pushed_from(
     client: Any, tmp_path: Path
 ) -> None:

@@ -276,6 +276,20 @@ def test_failed_download_lets_the_next_one_try(folder: Path, sources: list[Sourc
     sources[0].obtain(cache)
 
 
+def test_user_without_a_home_is_told_which_setting_helps(
+    sources: list[Source], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And only when weights are asked for."""
+
+    def expand(path: Path) -> Path:
+        raise RuntimeError(f"no home for {path}")
+
+    monkeypatch.setattr(Path, "expanduser", expand)
+    cache = WeightsCache("~/weights", None)
+    with pytest.raises(WeightsError, match="SNAPKV_WEIGHTS_CACHE_DIR"):
+        sources[0].obtain(cache)
+
+
 def test_lock_of_a_removed_file_keeps_nobody_out(tmp_path: Path) -> None:
     """Who takes a lock takes the one that others see."""
     path = tmp_path / "lock"

@@ -1,14 +1,17 @@
 """Counting a transfer, telling of it, and giving it up."""
 
+import io
 import json
 import threading
 from collections.abc import Callable
 
 import pytest
+from rich.console import Console
 
+from app.cli.weights import showing_downloads
 from app.integrations.aws.weights import progress
 from app.integrations.aws.weights.errors import WeightsError
-from app.integrations.aws.weights.progress import ProgressLog, StallWatch, Tally
+from app.integrations.aws.weights.progress import ProgressLog, StallWatch, Tally, TransferProgress
 from app.integrations.aws.weights.workers import run_parallel
 from tests.support.logs import captured_log
 
@@ -78,6 +81,17 @@ def test_slow_line_is_given_up_and_slow_disk_is_not(clock: Clock) -> None:
         clock.now_s += 2
         with pytest.raises(WeightsError, match=r"^s3://weights/x: S3 sent 59,000 bytes in 60 s"):
             watch.check()
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_terminal_gets_a_bar_and_a_pipe_none(is_terminal: bool) -> None:
+    """Elsewhere there are log lines."""
+    console = Console(file=io.StringIO(), force_terminal=is_terminal, width=100)
+    with showing_downloads(console) as on_progress:
+        on_progress(TransferProgress(2_097_152, 1_048_576, 1_048_576, 1.0))
+        on_progress(TransferProgress(2_097_152, 2_097_152, 2_097_152, 2.0))
+    shown = console.file.getvalue() if isinstance(console.file, io.StringIO) else ""
+    assert ("downloading" in shown, "2.0/2.0 MiB" in shown) == (is_terminal, is_terminal)
 
 
 def nothing() -> None:

@@ -72,7 +72,7 @@ class WeightsCache:
             folder: Where models are kept.
             max_bytes: Bytes they may have together; None sets no limit.
         """
-        self._folder = Path(folder).expanduser()
+        self._folder = Path(folder)
         self._max_bytes = max_bytes
 
     def obtain(self, manifest: Manifest, fill: Callable[[Path], None]) -> HeldWeights:
@@ -87,6 +87,8 @@ class WeightsCache:
             OSError: The folder cannot be used.
         """
         fingerprint = manifest.fingerprint
+        # Not before it is needed: a process that has no home may never ask for weights.
+        self._folder = _expanded(self._folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         target = self._folder / fingerprint
         lock = self._lock_of(fingerprint)
@@ -180,6 +182,15 @@ class _WaitLog:
         if time.monotonic() >= self._due_s:
             self._due_s = time.monotonic() + _WAIT_LOG_INTERVAL_S
             _log.info("weights_lock_waited_for", lock=self._name)
+
+
+def _expanded(folder: Path) -> Path:
+    try:
+        return folder.expanduser()
+    except RuntimeError:
+        raise WeightsError(
+            f"{folder}: this user has no home folder; set SNAPKV_WEIGHTS_CACHE_DIR"
+        ) from None
 
 
 def _removal_order(folder: Path) -> tuple[bool, float]:

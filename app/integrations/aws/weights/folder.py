@@ -13,6 +13,7 @@ from app.integrations.aws.weights.manifest import (
     MAX_MANIFEST_BYTES,
     PART_BYTES,
     Manifest,
+    ManifestFile,
     make_manifest,
     parse_manifest,
     refusal_of,
@@ -117,19 +118,26 @@ def verify_folder(folder: Path, on_bytes: Callable[[int], None] = ignore_bytes) 
     expected = {file.name: file for file in manifest.files}
     problems = [f"{name} is not in the manifest" for name in sorted(sizes.keys() - expected)]
     for name, file in expected.items():
-        if name not in sizes:
-            problems.append(f"{name} is missing")
-        elif sizes[name] != file.size:
-            problems.append(f"{name} has {sizes[name]} bytes instead of {file.size}")
-        else:
-            if hash_file(folder / name) != file.sha256:
-                problems.append(f"{name} has another SHA-256")
-            on_bytes(file.size)
+        problem = _problem_of(folder / name, sizes.get(name), file)
+        if problem is not None:
+            problems.append(f"{name} {problem}")
+        on_bytes(file.size)
     if problems:
         more = len(problems) - _MAX_PROBLEMS_TOLD
         told = "; ".join(problems[:_MAX_PROBLEMS_TOLD]) + (f"; and {more} more" if more > 0 else "")
         raise WeightsError(f"{folder}: {told}")
     return manifest
+
+
+def _problem_of(path: Path, size: int | None, file: ManifestFile) -> str | None:
+    if size is None:
+        return "is missing"
+    if size != file.size:
+        return f"has {size} bytes instead of {file.size}"
+    try:
+        return None if hash_file(path) == file.sha256 else "has another SHA-256"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
 
 
 def _walk(folder: Path, prefix: str) -> Iterator[tuple[os.DirEntry[str], str]]:
