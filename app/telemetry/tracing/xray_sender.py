@@ -1,0 +1,111 @@
+"""Sends segments to the X-Ray daemon, on a thread of its own: its name may take time to resolve."""
+
+import queue
+import socket
+import threading
+import time
+from typing import Any, Final
+
+from aws_xray_sdk.core.daemon_config import DaemonConfig
+from aws_xray_sdk.core.emitters.udp_emitter import PROTOCOL_DELIMITER, PROTOCOL_HEADER
+from aws_xray_sdk.core.exceptions.exceptions import InvalidDaemonAddressException
+
+from app.settings import SettingsError
+from app.telemetry.tracing.losses import LossCount
+
+#: Segments that may wait; about 2 KB each.
+MAX_QUEUED: Final = 2_048
+#: How long an address that was looked up is used; a daemon may move.
+RESOLVE_AGAIN_S: Final = 60.0
+SEND_TIMEOUT_S: Final = 1.0
+CLOSE_TIMEOUT_S: Final = 2.0
+
+
+class SegmentSender:
+    """Takes closed segments from any thread and sends each in one datagram.
+
+    It never waits and never raises: what cannot be sent is counted in `losses`.
+    """
+
+    def __init__(self, daemon_address: str) -> None:
+        """Send to `daemon_address`, host and port, unless `AWS_XRAY_DAEMON_ADDRESS` names another.
+
+        Raises:
+            SettingsError: The address cannot be read.
+        """
+        self._host, self._port = _parse(daemon_address)
+        self.losses = LossCount("xray")
+        self._queue: queue.Queue[Any] = queue.Queue(MAX_QUEUED)
+        self._socket: socket.socket | None = None
+        self._resolve_at_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="xray-sender", daemon=True)
+        self._thread.start()
+
+    def send(self, entity: Any) -> None:
+        """Queue a closed segment or subsegment."""
+        try:
+            self._queue.put_nowait(entity)
+        except queue.Full:
+            self.losses.add(1, "queue_full")
+
+    def close(self) -> None:
+        """Send what is queued, for a bounded time; blocks."""
+        deadline_s = time.monotonic() + CLOSE_TIMEOUT_S
+        try:
+            self._queue.put(None, timeout=CLOSE_TIMEOUT_S)
+        except queue.Full:
+            self.losses.add(self._queue.qsize(), "close_timed_out")
+        else:
+            self._thread.join(max(0.0, deadline_s - time.monotonic()))
+        self.losses.report()
+
+    def _run(self) -> None:
+        while (entity := self._queue.get()) is not None:
+            try:
+                document = f"{PROTOCOL_HEADER}{PROTOCOL_DELIMITER}{entity.serialize()}"
+                self._send(document.encode("utf-8"))
+            except Exception as error:
+                self.losses.add(1, type(error).__name__)
+        if self._socket is not None:
+            self._socket.close()
+
+    def _send(self, datagram: bytes) -> None:
+        connected = self._connected()
+        try:
+            connected.send(datagram)
+        except ConnectionRefusedError as error:
+            # It tells of the datagram before, which nobody took; this one was not tried yet.
+            self.losses.add(1, type(error).__name__)
+            connected.send(datagram)
+
+    def _connected(self) -> socket.socket:
+        # A connected socket learns that nobody listens; an unconnected one sends into the void.
+        if self._socket is not None and time.monotonic() < self._resolve_at_s:
+            return self._socket
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            self._host, self._port, type=socket.SOCK_DGRAM
+        )[0]
+        connected = socket.socket(family, kind, protocol)
+        connected.settimeout(SEND_TIMEOUT_S)
+        self._socket = connected
+        connected.connect(address)
+        self._resolve_at_s = time.monotonic() + RESOLVE_AGAIN_S
+        return connected
+
+
+def _parse(daemon_address: str) -> tuple[str, int]:
+    try:
+        # The SDK's own rule: Lambda and ECS set the variable, and it wins.
+        config = DaemonConfig(daemon_address)
+    except InvalidDaemonAddressException as error:
+        raise SettingsError(
+            "SNAPKV_XRAY_DAEMON_ADDRESS or AWS_XRAY_DAEMON_ADDRESS: must be host:port"
+        ) from error
+    if not 0 < config.udp_port < 65_536:
+        raise SettingsError(
+            f"SNAPKV_XRAY_DAEMON_ADDRESS or AWS_XRAY_DAEMON_ADDRESS: no port {config.udp_port}"
+        )
+    return config.udp_ip, config.udp_port
