@@ -1,5 +1,6 @@
 """The one place where the parts of the service are put together."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -11,6 +12,7 @@ from app.api.routes import generate, health, metrics, openai
 from app.middleware.body_limit import BodyLimitMiddleware
 from app.middleware.request_id import RequestIdMiddleware
 from app.middleware.request_log import RequestLogMiddleware
+from app.middleware.tracing import TracingMiddleware
 from app.middleware.unhandled import UnhandledErrorMiddleware
 from app.services.engine_host import EngineHost
 from app.services.generation import GenerationService
@@ -18,6 +20,8 @@ from app.services.ports import GenerationEngine
 from app.settings import Settings
 from app.telemetry.generation_log import GenerationLog
 from app.telemetry.metrics import ServiceMetrics
+from app.telemetry.tracing.build import build_tracer
+from app.telemetry.tracing.trace import GenerationTraces
 from snapkv_core import AsyncEngine, EngineConfig, EngineObserver
 
 LoadEngine = Callable[[EngineConfig, EngineObserver], GenerationEngine]
@@ -52,6 +56,7 @@ def create_app(
     engine_config = settings.to_engine_config()
     default_compression = settings.default_compression()
     service_metrics = ServiceMetrics()
+    tracer = build_tracer(settings)
 
     def load() -> GenerationEngine:
         return engine if engine is not None else load_engine(engine_config, service_metrics.engine)
@@ -72,6 +77,8 @@ def create_app(
             yield
         finally:
             await host.stop()
+            if tracer is not None:
+                await asyncio.to_thread(tracer.close)
 
     app = FastAPI(
         title="SnapKV inference",
@@ -81,7 +88,9 @@ def create_app(
     )
     app.state.parts = AppParts(
         engine_host=host,
-        generation=GenerationService(host.engine, default_compression, (GenerationLog(),)),
+        generation=GenerationService(
+            host.engine, default_compression, (GenerationLog(), GenerationTraces())
+        ),
         metrics=service_metrics,
     )
     for router in (
@@ -97,5 +106,7 @@ def create_app(
     app.add_middleware(BodyLimitMiddleware, max_body_bytes=settings.max_body_bytes)
     app.add_middleware(UnhandledErrorMiddleware, to_response=response_for)
     app.add_middleware(RequestLogMiddleware, on_request=service_metrics.count_request)
+    if tracer is not None:
+        app.add_middleware(TracingMiddleware, tracer=tracer)
     app.add_middleware(RequestIdMiddleware)
     return app

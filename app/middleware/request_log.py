@@ -19,7 +19,7 @@ _OUTCOMES: Final = {
     503: "rejected",
     504: "deadline",
 }
-_ROUTINE_PATHS: Final = ("/health/", "/metrics")
+ROUTINE_PATHS: Final = ("/health/", "/metrics")
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 _log = structlog.get_logger("snapkv.http")
@@ -59,22 +59,34 @@ class RequestLogMiddleware:
             await self._app(scope, receive, send_watched)
         finally:
             duration_s = time.monotonic() - started_s
-            route = getattr(scope.get("route"), "path", UNMATCHED_ROUTE)
+            route = route_of(scope)
             outcome = state.get("outcome") or _outcome(status)
             error_code = "client_left" if outcome == "aborted" else state.get("error_code")
             self._on_request(route, outcome, error_code, duration_s)
             # Probes and scrapes come every few seconds and say nothing while they succeed.
-            is_routine = outcome == "success" and route.startswith(_ROUTINE_PATHS)
+            is_routine = outcome == "success" and route.startswith(ROUTINE_PATHS)
             _log.log(
                 logging.DEBUG if is_routine else logging.INFO,
                 HTTP_REQUEST,
                 request_id=state.get("request_id"),
-                method=scope["method"] if scope["method"] in _METHODS else "OTHER",
+                method=known_method(scope),
                 route=route,
                 status=status,
                 outcome=outcome,
                 duration_ms=round(duration_s * 1_000, 3),
             )
+
+
+def route_of(scope: Scope) -> str:
+    """Return the template of a request's path, once the app has routed it."""
+    path: str = getattr(scope.get("route"), "path", UNMATCHED_ROUTE)
+    return path
+
+
+def known_method(scope: Scope) -> str:
+    """Return a request's method; a caller may send any word for one."""
+    method: str = scope["method"]
+    return method if method in _METHODS else "OTHER"
 
 
 def _outcome(status: int) -> str:

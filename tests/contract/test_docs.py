@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from app.settings import Settings, env_name
-from tests.support.markdown import ROOT, Block, blocks_of, pages, prose_of
+from tests.support.markdown import ROOT, Block, blocks_of, pages, prose_of, shape
 from tests.support.served import example_environment, serving
 
 RUNNABLE = ("bash", "python")
@@ -89,17 +89,6 @@ def send(block: Block, running: Running) -> str:
     answer = httpx.post(url, content=block.text, headers=headers, timeout=240)
     assert answer.status_code == int(status), f"{block.name}\n{answer.text}"
     return answer.text
-
-
-def shape(value: object) -> object:
-    """Reduce JSON to its keys and kinds; whole and broken numbers are one kind, null is itself."""
-    if isinstance(value, dict):
-        return {key: shape(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [shape(item) for item in value[:1]]
-    if isinstance(value, bool) or value is None:
-        return value
-    return "number" if isinstance(value, int | float) else "text"
 
 
 @pytest.mark.slow

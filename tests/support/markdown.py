@@ -77,3 +77,14 @@ def prose_of(page: Path) -> str:
     for block in blocks_of(page):
         text = text.replace(block.text, "", 1)
     return text
+
+
+def shape(value: object) -> object:
+    """Reduce JSON to its keys and kinds; whole and broken numbers are one kind, null is itself."""
+    if isinstance(value, dict):
+        return {key: shape(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [shape(item) for item in value[:1]]
+    if isinstance(value, bool) or value is None:
+        return value
+    return "number" if isinstance(value, int | float) else "text"
