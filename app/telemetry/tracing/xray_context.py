@@ -104,24 +104,27 @@ class RequestContext(Context):  # type: ignore[misc]  # the SDK has no types
         _entities.set(())
 
 
+class _OwnersEmitter:
+    """Sends what the recorder streams where its segment goes: apps may share a process."""
+
+    def send_entity(self, entity: Any) -> None:
+        getattr(entity, "parent_segment", entity).emit(entity)
+
+
 CONTEXT: Final = RequestContext()
 
 
 @functools.cache
 def instrument_botocore() -> None:
     """Record AWS calls in the segments of the requests that make them; for the whole process."""
+    # The SDK opens a socket on import, which nothing sends to from here on, and never closes it.
+    xray_recorder.emitter._socket.close()
     # What is left out here the recorder chooses by itself, under Lambda differently.
     xray_recorder.configure(
         context=CONTEXT,
+        emitter=_OwnersEmitter(),
         # Never asked; the default one starts threads that call the daemon.
         sampler=LocalSampler(),
         streaming_threshold=MAX_SUBSEGMENTS,
     )
-    # Another emitter would leave the socket of this one to the garbage collector.
-    xray_recorder.emitter.send_entity = _send_to_owner
     patch(("botocore",))
-
-
-def _send_to_owner(entity: Any) -> None:
-    """Send what the recorder streams where its segment goes: apps may share a process."""
-    getattr(entity, "parent_segment", entity).emit(entity)
