@@ -26,10 +26,12 @@ ROUTES = {
 }
 OUTCOMES = {"success", "invalid", "rejected", "deadline", "aborted", "error"}
 
+REQUEST_LOG_OUTCOMES = {"written", "dropped", "failed"}
+REFRESH_OUTCOMES = {"unchanged", "applied", "restart_needed", "failed"}
 #: Every label, with every value it may take; `le` are the buckets of histograms.
 ALLOWED = {
     "route": ROUTES,
-    "outcome": OUTCOMES,
+    "outcome": {*OUTCOMES, *REQUEST_LOG_OUTCOMES, *REFRESH_OUTCOMES},
     "reason": {*ERROR_REASONS, OTHER_REASON},
     "finish_reason": {reason.value for reason in FinishReason},
     "phase": {"prefill", "decode"},

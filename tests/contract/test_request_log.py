@@ -75,7 +75,8 @@ async def test_each_generation_is_one_item(moto: str, table: str) -> None:
     }
     whole = items["whole"]
     assert begun_s + 2 * 86_400 - 1 <= int(whole["expires_at"]) <= time.time() + 2 * 86_400
-    del whole["expires_at"], whole["started_at"]
+    assert whole["started_at"].startswith(f"{whole['day']}T")
+    del whole["expires_at"], whole["started_at"], whole["day"]
     assert whole == {
         "request_id": "whole",
         "model": "fake",

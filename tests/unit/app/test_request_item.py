@@ -27,6 +27,7 @@ def test_item_holds_what_is_known_of_a_generation() -> None:
         "model": "demo",
         "status": "stop",
         "num_choices": 1,
+        "day": "2026-03-01",
         "input_tokens": 6_000,
         "output_tokens": 40,
         "method": "snapkv",
