@@ -1,6 +1,6 @@
 """What the engine tells the outside: plain frozen data, and the observer it may be told through."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from snapkv_core.config import CompressionConfig
@@ -79,7 +79,7 @@ class CompressionReport:
     compressed_bytes: int
     kept_attention_mass: float
     skipped: SkipReason | None
-    compress_ms: float
+    compress_ms: float = field(compare=False)  # a time; what was kept is the same without it
     kept_counts: KeptTokenCounts | None = None
 
     @property
