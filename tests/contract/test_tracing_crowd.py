@@ -28,6 +28,7 @@ PROMPT_TOKENS = [2 + number for number in range(NUM_STREAMS)]
 NUM_OUTPUT = 20
 
 #: Whoever logs when a service starts and stops, and has no request to name.
+OF_REQUESTS = {"requests", "metrics", "http"}
 START_AND_STOP = {"uvicorn.error", "snapkv.engine", "aws_xray_sdk.core.patcher"}
 
 pytestmark = pytest.mark.slow
@@ -99,14 +100,16 @@ async def read(client: httpx.AsyncClient, num_prompt_tokens: int) -> Answer:
 def check_log(log: io.StringIO, trace_of: dict[str, str]) -> None:
     """Check that each line of a request names it and its trace, and that none is missing."""
     lines: list[dict[str, Any]] = [json.loads(line) for line in log.getvalue().splitlines()]
-    ours = [line for line in lines if line["logger"] in ("snapkv.requests", "snapkv.http")]
+    of_engine = [line for line in lines if line["event"] == "engine_metrics"]
+    lines = [line for line in lines if line not in of_engine]
+    ours = [line for line in lines if line["logger"].removeprefix("snapkv.") in OF_REQUESTS]
     assert all(line.get("request_id") for line in ours)
     events: dict[str, list[str]] = defaultdict(list)
     for line in ours:
         if line["request_id"] in trace_of:
             assert line["trace_id"] == trace_of[line["request_id"]]
             events[line["event"]].append(line["request_id"])
-    for event in ("inference_complete", "http_request"):
+    for event in ("inference_complete", "generation_metrics", "http_request"):
         assert sorted(events[event]) == sorted(trace_of)
     others = {line["logger"] for line in lines if "request_id" not in line}
     assert others <= START_AND_STOP, others
