@@ -36,7 +36,7 @@ def s3_environment(url: str) -> dict[str, str]:
         "AWS_ENDPOINT_URL": url,
         "AWS_ACCESS_KEY_ID": "test",
         "AWS_SECRET_ACCESS_KEY": "tangerine",
-        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_REGION": "us-east-1",
         "AWS_EC2_METADATA_DISABLED": "true",
         "AWS_CONFIG_FILE": "/dev/null",
         "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",

@@ -6,21 +6,16 @@ Region, credentials and endpoints come from the SDK's own chain; this file reads
 import logging
 from typing import Any, Final
 
-import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, NoRegionError
-from botocore.session import Session
 
+from app.integrations.aws.sdk_session import sdk_session
 from app.settings import SettingsError
 
 CONNECT_TIMEOUT_S: Final = 2.0
 READ_TIMEOUT_S: Final = 5.0
 #: Of one call, the first one counted in.
 MAX_ATTEMPTS: Final = 3
-
-#: Name in a profile, variables, default, conversion. Of the two variables this SDK by itself reads
-#: only the second, while containers and functions on AWS are given the first.
-_REGION: Final = ("region", ["AWS_REGION", "AWS_DEFAULT_REGION"], None, None)
 
 
 def aws_client(
@@ -42,18 +37,13 @@ def aws_client(
     # At level debug the SDK logs answers as they came, a secret's text included.
     for name in ("boto3", "botocore"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    session = Session(session_vars={"region": _REGION})
-    # As the session's default it also holds for the clients that the SDK makes for itself, such as
-    # the one that turns a pod's token into credentials.
-    session.set_default_client_config(
-        Config(
-            connect_timeout=CONNECT_TIMEOUT_S,
-            read_timeout=read_timeout_s,
-            retries={"mode": "standard", "total_max_attempts": max_attempts},
-        )
+    config = Config(
+        connect_timeout=CONNECT_TIMEOUT_S,
+        read_timeout=read_timeout_s,
+        retries={"mode": "standard", "total_max_attempts": max_attempts},
     )
     try:
-        return boto3.Session(botocore_session=session).client(service)
+        return sdk_session(config).client(service)
     except NoRegionError as error:
         raise SettingsError(f"AWS {service}: no region is configured; set AWS_REGION") from error
     except (BotoCoreError, ValueError) as error:

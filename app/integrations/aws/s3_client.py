@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-import boto3
 from boto3.exceptions import Boto3Error
 from botocore.config import Config
 from botocore.exceptions import (
@@ -22,6 +21,8 @@ from botocore.exceptions import (
     SSOError,
     TokenRetrievalError,
 )
+
+from app.integrations.aws.sdk_session import sdk_session
 
 _CONNECT_TIMEOUT_S: Final = 5.0
 #: Between two pieces of an answer, not for the whole of it.
@@ -86,7 +87,7 @@ def create_s3_client(
         max_pool_connections=max_connections,
         tcp_keepalive=True,
     )
-    return boto3.session.Session().client("s3", config=config)
+    return sdk_session().client("s3", config=config)
 
 
 def is_missing(error: Exception) -> bool:

@@ -6,6 +6,8 @@ import pytest
 from botocore.exceptions import ReadTimeoutError
 
 from app.integrations.aws.clients import aws_client
+from app.integrations.aws.cost.clients import AwsClients
+from app.integrations.aws.s3_client import create_s3_client
 from app.settings import SettingsError
 from tests.support.aws import REGION, ScriptedAws, use_aws
 
@@ -22,6 +24,8 @@ def test_region_comes_from_either_variable(monkeypatch: pytest.MonkeyPatch, name
     monkeypatch.delenv("AWS_REGION")
     monkeypatch.setenv(name, "eu-west-3")
     assert aws_client("dynamodb").meta.region_name == "eu-west-3"
+    assert create_s3_client(max_connections=1).meta.region_name == "eu-west-3"
+    assert AwsClients().open("sns").meta.region_name == "eu-west-3"
 
 
 def test_runtime_wins_over_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,10 @@
 
 from typing import Any, Final
 
-import boto3
 from botocore.config import Config
 
 from app.integrations.aws.cost.errors import CostReportError, aws_call
+from app.integrations.aws.sdk_session import sdk_session
 
 #: At most three tries of 18 s and two pauses of 1 and 2 s: a call ends within a minute.
 CLIENT_CONFIG: Final = Config(
@@ -27,7 +27,7 @@ class AwsClients:
 
     def __init__(self) -> None:
         with aws_call("AWS"):
-            self._session = boto3.session.Session()
+            self._session = sdk_session()
 
     def open(self, service: str, *, region: str | None = None, fallback: str | None = None) -> Any:
         """Open a client.
