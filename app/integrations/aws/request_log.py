@@ -14,6 +14,7 @@ import structlog
 from app.integrations.aws.batch_writer import MAX_BATCH_ITEMS, BatchResult, BatchWriter
 from app.integrations.aws.clients import aws_client
 from app.integrations.aws.request_item import REQUEST_LOG_TABLE, Item, item_of
+from app.losses import LossCount
 from app.records import GenerationRecord
 from app.setting_groups.aws import AwsSettings
 
@@ -23,8 +24,6 @@ MAX_QUEUED_ITEMS: Final = 5_000
 MAX_ITEM_AGE_S: Final = 1.0
 #: What the end of the process waits for items that are left.
 FLUSH_TIMEOUT_S: Final = 5.0
-#: Losses are told in one line per time span, however many there are.
-_LOSS_LINE_EVERY_S: Final = 60.0
 
 WRITTEN: Final = "written"
 DROPPED: Final = "dropped"
@@ -87,9 +86,7 @@ class RequestLog:
         self._queue: deque[tuple[float, Item]] = deque()
         self._num_writing = 0
         self._give_up_at_s: float | None = None
-        self._num_lost = 0
-        self._loss_reason: str | None = None
-        self._next_loss_line_s = 0.0
+        self._losses = LossCount(_log_lost)
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -125,7 +122,8 @@ class RequestLog:
             num_left = len(self._queue) + self._num_writing
             self._queue.clear()
             self._num_writing = 0
-        self._lose(DROPPED, num_left, "no_time_left", at_once=True)
+        self._lose(DROPPED, num_left, "no_time_left")
+        self._losses.report()
 
     def _run(self) -> None:
         while batch := self._next_batch():
@@ -177,16 +175,11 @@ class RequestLog:
         self._lose(DROPPED, result.num_dropped, result.reason)
         self._lose(FAILED, result.num_failed, result.reason)
 
-    def _lose(self, outcome: str, num: int, reason: str | None, *, at_once: bool = False) -> None:
+    def _lose(self, outcome: str, num: int, reason: str | None) -> None:
         if num:
             self._count_items(outcome, num)
-        with self._changed:
-            if num:
-                self._num_lost += num
-                self._loss_reason = reason
-            now_s = time.monotonic()
-            if not self._num_lost or not (at_once or now_s >= self._next_loss_line_s):
-                return
-            num_lost, self._num_lost, reason = self._num_lost, 0, self._loss_reason
-            self._next_loss_line_s = now_s + _LOSS_LINE_EVERY_S
-        _log.warning("request_log_items_lost", num_items=num_lost, reason=reason)
+        self._losses.add(num, reason or "")
+
+
+def _log_lost(num: int, reason: str) -> None:
+    _log.warning("request_log_items_lost", num_items=num, reason=reason)

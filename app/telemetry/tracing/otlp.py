@@ -5,6 +5,7 @@ import secrets
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from opentelemetry.context import Context
@@ -26,10 +27,10 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
+from app.losses import LossCount
 from app.records import GenerationRecord
 from app.telemetry.tracing.contents import Phase, annotations_of, kv_cache_of, phases_of
-from app.telemetry.tracing.losses import LossCount
-from app.telemetry.tracing.trace import RequestEnd
+from app.telemetry.tracing.trace import RequestEnd, log_lost
 
 EXPORT_TIMEOUT_S: Final = 5.0
 EXPORT_INTERVAL_S: Final = 2.0
@@ -50,7 +51,7 @@ class OtlpExporter:
     ) -> None:
         """Send spans of `service_name` to `endpoint`, the collector's whole address."""
         logging.getLogger(_EXPORTER_LOGGER).setLevel(logging.CRITICAL + 1)
-        self._losses = LossCount("otlp")
+        self._losses = LossCount(partial(log_lost, "otlp"))
         self._ids = _GivenTraceIds()
         self._provider = TracerProvider(
             sampler=ALWAYS_ON,

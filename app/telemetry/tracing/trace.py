@@ -23,6 +23,11 @@ _OUTCOME_STATUS: Final = {"error": 500, "deadline": 504, "aborted": 499}
 _log = structlog.get_logger("snapkv.tracing")
 
 
+def log_lost(tracing: str, num: int, reason: str) -> None:
+    """Say that segments or spans of the format `tracing` never reached their collector."""
+    _log.warning("traces_lost", tracing=tracing, num_lost=num, reason=reason)
+
+
 @dataclass(frozen=True, slots=True)
 class RequestEnd:
     """What became of a request.

@@ -4,14 +4,16 @@ import queue
 import socket
 import threading
 import time
+from functools import partial
 from typing import Any, Final
 
 from aws_xray_sdk.core.daemon_config import DaemonConfig
 from aws_xray_sdk.core.emitters.udp_emitter import PROTOCOL_DELIMITER, PROTOCOL_HEADER
 from aws_xray_sdk.core.exceptions.exceptions import InvalidDaemonAddressException
 
+from app.losses import LossCount
 from app.settings import SettingsError
-from app.telemetry.tracing.losses import LossCount
+from app.telemetry.tracing.trace import log_lost
 
 #: Segments that may wait; about 2 KB each.
 MAX_QUEUED: Final = 2_048
@@ -34,7 +36,7 @@ class SegmentSender:
             SettingsError: The address cannot be read.
         """
         self._host, self._port = _parse(daemon_address)
-        self.losses = LossCount("xray")
+        self.losses = LossCount(partial(log_lost, "xray"))
         self._queue: queue.Queue[Any] = queue.Queue(MAX_QUEUED)
         self._socket: socket.socket | None = None
         self._resolve_at_s = 0.0

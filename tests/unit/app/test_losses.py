@@ -1,9 +1,11 @@
-"""Lost traces are counted one by one and logged now and then."""
+"""Losses are counted one by one and logged now and then."""
 
 import io
 import json
+from functools import partial
 
-from app.telemetry.tracing.losses import REPORT_INTERVAL_S, LossCount
+from app.losses import REPORT_INTERVAL_S, LossCount
+from app.telemetry.tracing.trace import log_lost
 from tests.support.logs import captured_log
 
 
@@ -15,7 +17,7 @@ def reported(log: io.StringIO) -> list[tuple[int, str]]:
 
 def test_first_loss_is_logged_and_the_rest_is_summed_up() -> None:
     now_s = 0.0
-    losses = LossCount("xray", clock=lambda: now_s)
+    losses = LossCount(partial(log_lost, "xray"), clock=lambda: now_s)
     with captured_log() as log:
         losses.add(1, "OSError")
         losses.add(2, "OSError")
