@@ -2,15 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from fastapi import FastAPI
 
 from app.api.dependencies import AppParts
 from app.api.errors import install_error_handlers, response_for
 from app.api.routes import generate, health, metrics, openai
-from app.integrations.aws.request_log import FLUSH_TIMEOUT_S, open_request_log
-from app.integrations.aws.weights.models import s3_models
+from app.integrations.aws.request_log import FLUSH_TIMEOUT_S, RequestLog, open_request_log
+from app.integrations.aws.weights.models import S3Models, s3_models
 from app.middleware.body_limit import BodyLimitMiddleware
 from app.middleware.request_id import RequestIdMiddleware
 from app.middleware.request_log import RequestLogMiddleware
@@ -101,6 +101,36 @@ def create_app(
         count_outcome=service_metrics.aws.count_settings_refresh,
     )
 
+    app = FastAPI(
+        title="SnapKV inference",
+        summary="LLM inference with a KV-cache budget per request.",
+        lifespan=_lifespan(host, refresh, models, emf, request_log, tracer),
+        redirect_slashes=False,
+    )
+    app.state.parts = AppParts(
+        engine_host=host,
+        generation=generation,
+        metrics=service_metrics,
+    )
+    _include_routes(app)
+    install_error_handlers(app)
+    _add_middleware(app, settings, service_metrics, tracer)
+    return app
+
+
+def _lifespan(
+    host: EngineHost,
+    refresh: SettingsRefresh,
+    models: S3Models,
+    emf: EmfMetrics | None,
+    request_log: RequestLog | None,
+    tracer: RequestTracer | None,
+) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    """Return what starts the parts with the server, and ends them in the order of what they need.
+
+    Records and traces outlast the engine: the last answers end with it.
+    """
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         del app  # the parts are in the closure
@@ -121,21 +151,7 @@ def create_app(
                 await asyncio.to_thread(tracer.close)
             models.release()
 
-    app = FastAPI(
-        title="SnapKV inference",
-        summary="LLM inference with a KV-cache budget per request.",
-        lifespan=lifespan,
-        redirect_slashes=False,
-    )
-    app.state.parts = AppParts(
-        engine_host=host,
-        generation=generation,
-        metrics=service_metrics,
-    )
-    _include_routes(app)
-    install_error_handlers(app)
-    _add_middleware(app, settings, service_metrics, tracer)
-    return app
+    return lifespan
 
 
 def _include_routes(app: FastAPI) -> None:
