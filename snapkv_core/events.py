@@ -7,6 +7,9 @@ from snapkv_core.config import CompressionConfig
 from snapkv_core.sampling_params import SamplingParams
 from snapkv_core.sequence import FinishReason
 
+#: What a snapshot did for a request: it spared the reading; none was there, and what reading gave
+#: was taken to be stored, or was not; or none was asked for.
+SnapshotUse = Literal["hit", "stored", "miss", "off"]
 SkipReason = Literal["prompt_fits_capacity", "method_full"]
 
 
@@ -30,6 +33,8 @@ class GenerationRequest:
         explain: Report how many layer-heads kept each prompt token.
         timeout_s: Seconds after submission at which the request is ended, finished or not; None
             takes the engine's own limit, and a longer one is cut to it.
+        snapshot_namespace: Tenant whose snapshots it may use and adds to; None keeps out of the
+            store.
     """
 
     request_id: str
@@ -38,6 +43,7 @@ class GenerationRequest:
     compression: CompressionConfig
     explain: bool = False
     timeout_s: float | None = None
+    snapshot_namespace: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +124,7 @@ class RequestSummary:
         finish_reasons: One per choice.
         compression: What happened to the KV cache; None when the prompt was never read to its end.
         timings: Measured times.
+        snapshot: What a snapshot did for it.
     """
 
     request_id: str
@@ -126,6 +133,7 @@ class RequestSummary:
     finish_reasons: tuple[FinishReason, ...]
     compression: CompressionReport | None
     timings: RequestTimings
+    snapshot: SnapshotUse = "off"
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ class Sequence:
         sampling: Sampling parameters with `max_new_tokens` and `seed` filled in.
         compression: How its prompt's KV is compressed.
         explain: Whether the report names the prompt tokens that were kept.
+        is_restored: Whether its prompt's KV comes out of a snapshot, so that no model reads it.
         output_ids: Tokens generated so far.
         status: Stage of its life.
         finish_reason: Why it ended, once it has.
@@ -57,6 +58,7 @@ class Sequence:
     deadline_s: float = math.inf
     choice_index: int = 0
     explain: bool = False
+    is_restored: bool = False
     output_ids: list[int] = field(default_factory=list)
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None

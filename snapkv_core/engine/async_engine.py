@@ -12,8 +12,10 @@ from typing import Final
 
 from snapkv_core.config import CompressionConfig, EngineConfig
 from snapkv_core.engine.engine import Engine
+from snapkv_core.engine.finding import NOT_LOOKED_UP, Finding
 from snapkv_core.engine.memory_plan import held_memory_bytes
 from snapkv_core.engine.service_rate import ServiceRate
+from snapkv_core.engine.snapshot_cache import SnapshotCache
 from snapkv_core.errors import EngineStoppedError, QueueFullError, SnapKVError
 from snapkv_core.events import (
     EngineObserver,
@@ -38,11 +40,20 @@ class ResponseStream:
     Attributes:
         request_id: The request.
         num_prompt_tokens: Tokens of its prompt.
+        snapshot: What a snapshot did for it.
     """
 
-    def __init__(self, engine: "AsyncEngine", request_id: str, num_prompt_tokens: int) -> None:
+    def __init__(
+        self,
+        engine: "AsyncEngine",
+        request_id: str,
+        num_prompt_tokens: int,
+        finding: Finding,
+    ) -> None:
         self.request_id = request_id
         self.num_prompt_tokens = num_prompt_tokens
+        self.snapshot = finding.use
+        self._finding = finding
         self._engine = engine
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[TokenEvent | None] = asyncio.Queue()
@@ -113,8 +124,10 @@ class AsyncEngine:
     step's events reach the loop in one `call_soon_threadsafe`.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, snapshots: SnapshotCache | None = None) -> None:
+        """Run `engine`; prompts are looked up in `snapshots` first, which is not closed here."""
         self._engine = engine
+        self._snapshots = snapshots
         self._inbox: queue.SimpleQueue[_Add | _Abort | _Stop] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="snapkv-engine", daemon=True)
         self._takes_requests = False
@@ -210,11 +223,16 @@ class AsyncEngine:
         self._num_preparing += 1
         try:
             group = await asyncio.to_thread(self._engine.prepare, request)
+            finding = await self._find(request, group[0])
         finally:
             self._num_preparing -= 1
-        stream = ResponseStream(self, request.request_id, group[0].num_prompt_tokens)
+        stream = ResponseStream(self, request.request_id, group[0].num_prompt_tokens, finding)
         with self._inbox_lock:
-            self._require_running()
+            try:
+                self._require_running()
+            except EngineStoppedError:
+                finding.give(None)
+                raise
             self._inbox.put(_Add(request, group, stream))
         self._in_flight.add(stream)
         return stream
@@ -236,6 +254,11 @@ class AsyncEngine:
             last_step_age_s=0.0 if busy_since is None else time.monotonic() - busy_since,
             is_alive=self._takes_requests and self._thread.is_alive(),
         )
+
+    async def _find(self, request: GenerationRequest, leader: Sequence) -> Finding:
+        if self._snapshots is None or request.snapshot_namespace is None:
+            return NOT_LOOKED_UP
+        return await self._snapshots.find(leader, request.snapshot_namespace)
 
     def _require_running(self) -> None:
         if not self._takes_requests:
@@ -289,8 +312,9 @@ class AsyncEngine:
 
     def _add(self, message: _Add) -> None:
         try:
-            self._engine.add(message.request, message.group)
+            self._engine.add(message.request, message.group, message.stream._finding)
         except SnapKVError as error:
+            message.stream._finding.give(None)
             self._post([(message.stream, _error_event(message.request.request_id, str(error)))])
         else:
             self._streams[message.request.request_id] = message.stream
@@ -333,6 +357,8 @@ class AsyncEngine:
             message = self._inbox.get()
             if isinstance(message, _Add):
                 streams.append(message.stream)
+        for stream in streams:
+            stream._finding.give(None)
         self._post([(stream, _error_event(stream.request_id, reason)) for stream in streams])
         self._streams.clear()
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from snapkv_core.config import CompressionConfig, EngineConfig
 from snapkv_core.engine.admission import RequestPreparer
+from snapkv_core.engine.finding import NOT_LOOKED_UP, Finding
 from snapkv_core.engine.parts import build_parts
 from snapkv_core.engine.request_state import RequestState
 from snapkv_core.engine.scoring import Scorer
@@ -26,6 +27,7 @@ from snapkv_core.events import (
     StepStats,
     TokenEvent,
 )
+from snapkv_core.kv_cache.snapshot import PromptSnapshot
 from snapkv_core.models.loader import LoadedModel, load_model, prepare_model
 from snapkv_core.models.tokenizer import Tokenizer
 from snapkv_core.sampling_params import SamplingParams
@@ -139,8 +141,18 @@ class Engine:
         """
         return self._preparer.prepare(request)
 
-    def add(self, request: GenerationRequest, group: tuple[Sequence, ...]) -> None:
+    def add(
+        self,
+        request: GenerationRequest,
+        group: tuple[Sequence, ...],
+        finding: Finding = NOT_LOOKED_UP,
+    ) -> None:
         """Queue a prepared request.
+
+        Args:
+            request: The request.
+            group: What `prepare` made of it.
+            finding: What is known of its prompt, and who waits for what reading it gives.
 
         Raises:
             InvalidParameterError: A request of the same id is in flight.
@@ -148,8 +160,12 @@ class Engine:
         """
         if request.request_id in self._requests:
             raise InvalidParameterError("request_id", "a request of this id is in flight")
+        for sequence in group:
+            sequence.is_restored = finding.snapshot is not None
         self._scheduler.add(group)
-        self._requests[request.request_id] = RequestState(request, group, self.tokenizer)
+        if finding.snapshot is not None:
+            self._runner.hold_snapshot(group[0].seq_id, finding.snapshot)
+        self._requests[request.request_id] = RequestState(request, group, self.tokenizer, finding)
         self._sequences.update({sequence.seq_id: sequence for sequence in group})
 
     def add_request(self, request: GenerationRequest) -> None:
@@ -283,7 +299,9 @@ class Engine:
         )
 
     def _measure(self, plan: StepPlan, result: StepResult, duration_s: float) -> StepStats:
-        num_read = sum(part.token_end - part.token_start for part in plan.prefill)
+        num_read = sum(
+            part.token_end - part.token_start for part in plan.prefill if not part.is_restore
+        )
         return StepStats(
             duration_s=duration_s,
             prefill_s=result.prefill_s,
@@ -302,9 +320,20 @@ class Engine:
         if logits is None:
             return
         state = self._requests[group[0].request_id]
+        if state.wants_snapshot:
+            self._give_snapshot(state, part.seq_id)
         state.report = self._runner.take_report(part.seq_id)
         self._tell("on_prompt_compressed", state.request_id, state.report)
         self._runner.sample(logits.expand(len(group), -1), group, tokens, failures)
+
+    def _give_snapshot(self, state: RequestState, seq_id: int) -> None:
+        snapshot: PromptSnapshot | None = None
+        try:
+            snapshot = self._runner.snapshot(seq_id)
+        except Exception:
+            # It saves others time; the answer does not need it.
+            _logger.exception("taking a snapshot failed")
+        state.give_snapshot(snapshot)
 
     def _token_events(self, sequence: Sequence, token_id: int) -> list[TokenEvent]:
         state = self._requests[sequence.request_id]
@@ -343,7 +372,7 @@ class Engine:
             self._runner.release(sequence.seq_id)
             del self._sequences[sequence.seq_id]
         if event.summary is not None:
-            del self._requests[event.request_id]
+            self._requests.pop(event.request_id).give_snapshot(None)
             self._tell("on_request_finished", event.summary)
 
     def _tell(self, method: str, *arguments: object) -> None:

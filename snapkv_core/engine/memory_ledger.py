@@ -192,7 +192,8 @@ class MemoryLedger:
         return _Reservation(
             shared_pages=self._layout.shared_pages(num_kept),
             tail_pages=self._layout.tail_pages(num_kept, leader.max_new_tokens),
-            workspace_bytes=self._workspace_for(num_prompt_tokens),
+            # What comes out of a snapshot goes straight to its pages.
+            workspace_bytes=0 if leader.is_restored else self._workspace_for(num_prompt_tokens),
             seq_ids={sequence.seq_id for sequence in group},
         )
 

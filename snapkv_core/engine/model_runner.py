@@ -8,10 +8,12 @@ from torch import Tensor
 
 from snapkv_core.attention.base import AttentionBackend
 from snapkv_core.engine.prefill import PrefillCursor
+from snapkv_core.engine.restored_prompt import RestoredPrompt
 from snapkv_core.engine.sampler import sample_token
 from snapkv_core.engine.step_plan import DecodeBatch, PrefillSlice
 from snapkv_core.events import CompressionReport
 from snapkv_core.kv_cache.manager import KVCacheManager
+from snapkv_core.kv_cache.snapshot import PromptSnapshot
 from snapkv_core.models.loader import LoadedModel
 from snapkv_core.sequence import Sequence
 
@@ -55,10 +57,16 @@ class ModelRunner:
         self._manager = manager
         self._decode_row_multiple = model.decode_row_multiple
         self._cursors: dict[int, PrefillCursor] = {}
+        self._snapshots: dict[int, PromptSnapshot] = {}
+        self._restored: dict[int, RestoredPrompt] = {}
+
+    def hold_snapshot(self, seq_id: int, snapshot: PromptSnapshot) -> None:
+        """Keep what a sequence's restoring slice will take; `release` lets go of it."""
+        self._snapshots[seq_id] = snapshot
 
     @torch.inference_mode()
     def run_slice(self, part: PrefillSlice, sequences: Mapping[int, Sequence]) -> Tensor | None:
-        """Run one prefill slice.
+        """Run one prefill slice, or restore the prompt that it stands for.
 
         Returns:
             The logits `[vocab_size]`, float32, that the first token is sampled from, after the
@@ -67,6 +75,9 @@ class ModelRunner:
         sequence = sequences[part.seq_id]
         if part.is_first:
             self._manager.reserve(part.seq_id)
+        if part.is_restore:
+            return self._restore(part, sequence)
+        if part.is_first:
             self._cursors[part.seq_id] = PrefillCursor(
                 sequence, self._spec, self._decoder, self._backend, self._manager
             )
@@ -74,8 +85,7 @@ class ModelRunner:
         cursor.run(part)
         if not part.is_last:
             return None
-        for sibling_id in part.sibling_ids:
-            self._manager.fork(part.seq_id, sibling_id)
+        self._fork(part)
         return cursor.last_logits()
 
     @torch.inference_mode()
@@ -83,9 +93,16 @@ class ModelRunner:
         """Return the log-probabilities `[end - start]` of tokens of a prompt read to its end."""
         return self._cursors[seq_id].logprobs(start, end)
 
+    @torch.inference_mode()
+    def snapshot(self, seq_id: int) -> PromptSnapshot:
+        """Copy what reading a prompt gave; before `take_report`."""
+        return self._finished(seq_id).snapshot()
+
     def take_report(self, seq_id: int) -> CompressionReport:
         """Return the report of a prompt that was just read, and let go of its hidden states."""
-        return self._cursors.pop(seq_id).report()
+        report = self._finished(seq_id).report()
+        self._let_go(seq_id)
+        return report
 
     @torch.inference_mode()
     def run_batch(self, batch: DecodeBatch, sequences: Mapping[int, Sequence]) -> Tensor:
@@ -142,5 +159,24 @@ class ModelRunner:
     @torch.inference_mode()
     def release(self, seq_id: int) -> None:
         """Free everything held for a sequence; unknown ids are fine."""
-        self._cursors.pop(seq_id, None)
+        self._let_go(seq_id)
         self._manager.free(seq_id)
+
+    def _restore(self, part: PrefillSlice, sequence: Sequence) -> Tensor:
+        prompt = RestoredPrompt(
+            sequence, self._snapshots.pop(part.seq_id), self._decoder, self._manager
+        )
+        self._restored[part.seq_id] = prompt
+        self._fork(part)
+        return prompt.last_logits()
+
+    def _fork(self, part: PrefillSlice) -> None:
+        for sibling_id in part.sibling_ids:
+            self._manager.fork(part.seq_id, sibling_id)
+
+    def _finished(self, seq_id: int) -> PrefillCursor | RestoredPrompt:
+        return self._restored.get(seq_id) or self._cursors[seq_id]
+
+    def _let_go(self, seq_id: int) -> None:
+        for held in (self._cursors, self._snapshots, self._restored):
+            held.pop(seq_id, None)

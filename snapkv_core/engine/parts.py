@@ -35,6 +35,7 @@ class EngineParts:
         runner: What runs the model.
         ledger: What memory is promised to whom.
         scheduler: What is run next.
+        pacer: What it learns the speed of prefill with.
         max_slice_tokens: Most tokens of a prefill slice: the setting, on the backend's grid.
     """
 
@@ -44,6 +45,7 @@ class EngineParts:
     runner: ModelRunner
     ledger: MemoryLedger
     scheduler: Scheduler
+    pacer: SlicePacer
     max_slice_tokens: int
 
 
@@ -89,6 +91,7 @@ def build_parts(model: LoadedModel, config: EngineConfig) -> EngineParts:
         workspace_bytes=plan.workspace_bytes,
         workspace_for=workspace.bytes_for,
     )
+    pacer = _build_pacer(spec, config, device)
     return EngineParts(
         layout=layout,
         backend=backend,
@@ -104,8 +107,9 @@ def build_parts(model: LoadedModel, config: EngineConfig) -> EngineParts:
             overtake_max_tokens=config.overtake_max_tokens,
             eos_token_ids=spec.eos_token_ids,
             ledger=ledger,
-            pacer=_build_pacer(spec, config, device),
+            pacer=pacer,
         ),
+        pacer=pacer,
         max_slice_tokens=max_slice_tokens,
     )
 

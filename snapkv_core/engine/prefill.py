@@ -9,9 +9,11 @@ from torch import Tensor
 from snapkv_core.attention.base import AttentionBackend
 from snapkv_core.compression.policies import select_layer
 from snapkv_core.compression.selection import KeptTokens
+from snapkv_core.engine.compression_report import compression_report
 from snapkv_core.engine.step_plan import PrefillSlice
-from snapkv_core.events import CompressionReport, KeptTokenCounts, SkipReason
+from snapkv_core.events import CompressionReport
 from snapkv_core.kv_cache.manager import KVCacheManager
+from snapkv_core.kv_cache.snapshot import PromptSnapshot
 from snapkv_core.models.decoder import LayeredDecoder
 from snapkv_core.models.spec import ModelSpec
 from snapkv_core.sequence import Sequence
@@ -63,7 +65,7 @@ class PrefillCursor:
         self._window_start = num_tokens - window
         self._window_queries = self._keys.new_empty(spec.num_q_heads, window, spec.head_dim)
         self._masses: list[Tensor] = []
-        self._kept_counts: list[Tensor] = []
+        self._kept: list[Tensor] = []
         self._compress_s = 0.0
         self._slice: PrefillSlice | None = None
 
@@ -124,22 +126,30 @@ class PrefillCursor:
 
     def report(self) -> CompressionReport:
         """Say what compression did, once all layers are stored."""
-        sequence, layout = self._sequence, self._manager.layout
-        num_tokens = sequence.num_prompt_tokens
-        skipped: SkipReason | None = None
-        if not self._compresses:
-            is_full = sequence.compression.method == "full"
-            skipped = "method_full" if is_full else "prompt_fits_capacity"
-        return CompressionReport(
-            method=sequence.compression.method,
-            original_entries=num_tokens,
-            compressed_entries=self._manager.prompt_entries(sequence.seq_id),
-            original_bytes=num_tokens * layout.token_bytes,
-            compressed_bytes=self._manager.prompt_bytes(sequence.seq_id),
-            kept_attention_mass=float(torch.stack(self._masses).mean()) if self._masses else 1.0,
-            skipped=skipped,
+        return compression_report(
+            self._sequence,
+            self._manager,
+            kept_attention_mass=self._kept_attention_mass(),
+            kept_indices=self._kept_indices(),
             compress_ms=round(self._compress_s * 1_000, 3),
-            kept_counts=self._explain() if sequence.explain else None,
+        )
+
+    def snapshot(self) -> PromptSnapshot:
+        """Copy what was stored, and what the first token needs, once all layers are stored."""
+        keys, values = [], []
+        for layer_idx in range(self._spec.num_layers):
+            stored = self._manager.stored(self._sequence.seq_id, layer_idx)
+            keys.append(torch.cat([head_keys for head_keys, _ in stored]).cpu())
+            values.append(torch.cat([head_values for _, head_values in stored]).cpu())
+        kept = self._kept_indices()
+        return PromptSnapshot(
+            keys=tuple(keys),
+            values=tuple(values),
+            kv_lens=self._manager.prompt_lens(self._sequence.seq_id),
+            kept_indices=None if kept is None else tuple(layer.cpu() for layer in kept),
+            last_hidden=self._hidden[_BATCH, -1].cpu(),
+            num_prompt_tokens=self._sequence.num_prompt_tokens,
+            kept_attention_mass=self._kept_attention_mass(),
         )
 
     def _store_layer(self, layer_idx: int, scaling: float) -> None:
@@ -151,8 +161,7 @@ class PrefillCursor:
             sequence.compression, self._window_queries, self._keys, scaling=scaling
         )
         self._masses.append(selection.kept_attention_mass)
-        if sequence.explain:
-            self._kept_counts.append(_count_heads(selection.kept, sequence.num_prompt_tokens))
+        self._kept.append(_kept_positions(selection.kept))
         self._manager.write_layer(
             sequence.seq_id,
             layer_idx,
@@ -162,23 +171,14 @@ class PrefillCursor:
             kept_lens=selection.kept.lengths,
         )
 
-    def _explain(self) -> KeptTokenCounts:
-        spec, num_tokens = self._spec, self._sequence.num_prompt_tokens
-        if self._compresses:
-            counts = torch.stack(self._kept_counts).cpu()
-        else:
-            counts = torch.full((spec.num_layers, num_tokens), spec.num_kv_heads)
-        return KeptTokenCounts(
-            per_layer=tuple(bytes(layer) for layer in counts.tolist()),
-            num_kv_heads=spec.num_kv_heads,
-            total=tuple(counts.sum(dim=0).tolist()),
-        )
+    def _kept_attention_mass(self) -> float:
+        return float(torch.stack(self._masses).mean()) if self._masses else 1.0
+
+    def _kept_indices(self) -> list[Tensor] | None:
+        return self._kept if self._compresses else None
 
 
-def _count_heads(kept: KeptTokens, num_tokens: int) -> Tensor:
-    """Return how many KV heads kept each prompt token, `[num_tokens]`, int64."""
-    max_kept = kept.indices.shape[1]
-    counts = (torch.arange(max_kept) < kept.lengths[:, None]).to(kept.indices)
-    return torch.zeros(num_tokens, dtype=torch.int64, device=kept.indices.device).scatter_add_(
-        0, kept.indices.flatten(), counts.flatten()
-    )
+def _kept_positions(kept: KeptTokens) -> Tensor:
+    """Return the prompt tokens that each head keeps, one head after another, `[sum]`, int32."""
+    is_kept = torch.arange(kept.indices.shape[1]) < kept.lengths[:, None]
+    return kept.indices[is_kept.to(kept.indices.device)].to(torch.int32)

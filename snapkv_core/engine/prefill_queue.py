@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
 
@@ -63,6 +63,8 @@ class PrefillQueue:
       prompt was given as much work as the last overtaker. All overtakers of a prompt together
       thus cost less than the prompt itself, so its reading takes less than twice as long.
     - Patience: nobody in the queue is passed more than `MAX_TIMES_PASSED` times.
+
+    A prompt whose KV comes out of a snapshot counts as short and as no work, whatever its length.
 
     When no prompt is being read, only the head of the queue may start. If there is no room for it
     the others wait behind it, so that small requests cannot keep a large one out.
@@ -149,6 +151,8 @@ class PrefillQueue:
             return ()
         reading = self._reading[-1]
         assert reading.leader is reading.members[0], "dropped without the choices it reads for"
+        if reading.leader.is_restored:
+            return (self._restore(reading),)
         slices: list[PrefillSlice] = []
         layer_idx, token_start = reading.layer_idx, reading.token_offset
         while layer_idx < self._num_layers:
@@ -181,7 +185,11 @@ class PrefillQueue:
 
     def work_flops(self, slices: Iterable[PrefillSlice]) -> float:
         """Return the work of some slices, in FLOPs."""
-        return sum(self._pacer.slice_flops(part.token_start, part.token_end) for part in slices)
+        return sum(
+            self._pacer.slice_flops(part.token_start, part.token_end)
+            for part in slices
+            if not part.is_restore
+        )
 
     def _startable(self, has_room: Callable[[tuple[Sequence, ...]], bool]) -> int | None:
         """Return the place in the queue of the request that may start now."""
@@ -198,6 +206,8 @@ class PrefillQueue:
         return None
 
     def _is_short(self, leader: Sequence, remaining_flops: float) -> bool:
+        if leader.is_restored:
+            return True
         num_tokens = leader.num_prompt_tokens
         if num_tokens > self._overtake_max_tokens:
             return False
@@ -236,6 +246,13 @@ class PrefillQueue:
             key=lambda cells: self._pacer.slice_flops(token_start, end_after(cells)),
         )
         return end_after(max(num_within, min_cells))
+
+    def _restore(self, reading: _Reading) -> PrefillSlice:
+        return replace(
+            self._slice(reading, 0, 0, reading.leader.num_prompt_tokens),
+            is_last=True,
+            is_restore=True,
+        )
 
     def _slice(
         self, reading: _Reading, layer_idx: int, token_start: int, token_end: int

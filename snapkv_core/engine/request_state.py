@@ -3,6 +3,7 @@
 import time
 
 from snapkv_core.engine.detokenizer import Detokenizer
+from snapkv_core.engine.finding import Finding
 from snapkv_core.events import (
     CompressionReport,
     GenerationRequest,
@@ -10,6 +11,7 @@ from snapkv_core.events import (
     RequestTimings,
     TokenEvent,
 )
+from snapkv_core.kv_cache.snapshot import PromptSnapshot
 from snapkv_core.models.tokenizer import Tokenizer
 from snapkv_core.sequence import FinishReason, Sequence, SequenceStatus
 
@@ -18,8 +20,14 @@ class RequestState:
     """Turns the tokens of one request into events; the engine thread owns it."""
 
     def __init__(
-        self, request: GenerationRequest, group: tuple[Sequence, ...], tokenizer: Tokenizer
+        self,
+        request: GenerationRequest,
+        group: tuple[Sequence, ...],
+        tokenizer: Tokenizer,
+        finding: Finding,
     ) -> None:
+        self._snapshot_use = finding.use
+        self._on_snapshot = finding.on_snapshot
         self.request_id = request.request_id
         self.group = group
         self.report: CompressionReport | None = None
@@ -28,6 +36,17 @@ class RequestState:
             Detokenizer(tokenizer.decode, sequence.prompt_ids, sequence.sampling.stop)
             for sequence in group
         ]
+
+    @property
+    def wants_snapshot(self) -> bool:
+        """Whether somebody waits for the prompt's snapshot."""
+        return self._on_snapshot is not None
+
+    def give_snapshot(self, snapshot: PromptSnapshot | None) -> None:
+        """Hand the snapshot, or that there is none, to whoever waits for it; once."""
+        take, self._on_snapshot = self._on_snapshot, None
+        if take is not None:
+            take(snapshot)
 
     def push(self, sequence: Sequence, token_id: int) -> tuple[str, bool]:
         """Take a choice's next token.
@@ -76,6 +95,7 @@ class RequestState:
             ),
             compression=self.report,
             timings=self._timings(),
+            snapshot=self._snapshot_use,
         )
 
     def _timings(self) -> RequestTimings:

@@ -14,7 +14,7 @@ class SlicePacer:
 
     Work is counted in FLOPs, since a token late in a long prompt costs far more than an early
     one: its attention spans everything before it. Budgets change when a token comes, never which
-    token it is. Only the engine thread calls it, but for `slice_flops`.
+    token it is. Only the engine thread calls it, but for `slice_flops` and `expected_s`.
     """
 
     def __init__(
@@ -50,6 +50,13 @@ class SlicePacer:
             self._linear_flops_per_token * (token_end - token_start)
             + self._attention_flops_per_pair * num_pairs
         )
+
+    def expected_s(self, num_tokens: int, num_layers: int) -> float:
+        """Return the seconds that reading a prompt should take when nothing else runs.
+
+        Any thread may call it.
+        """
+        return num_layers * self.slice_flops(0, num_tokens) / self._flops_per_s
 
     def observe(self, flops: float, seconds: float) -> None:
         """Learn from the prefill slices of one step; a time or work of nothing is ignored."""

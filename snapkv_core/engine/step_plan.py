@@ -18,6 +18,8 @@ class PrefillSlice:
         sibling_ids: Further choices of the same request, given copies of the KV at the end.
         is_first: Whether reading of the prompt begins here.
         is_last: Whether it ends here, so that the first token is sampled.
+        is_restore: Whether the prompt's KV is taken from a snapshot instead; such a slice stands
+            for the whole prompt and no layer runs.
     """
 
     seq_id: int
@@ -27,6 +29,7 @@ class PrefillSlice:
     sibling_ids: tuple[int, ...]
     is_first: bool
     is_last: bool
+    is_restore: bool = False
 
     @property
     def touched_ids(self) -> tuple[int, ...]:

@@ -110,6 +110,33 @@ class KVCacheManager:
             chosen = kept.view(num_kv_heads, -1, page_size, self.layout.head_dim)
             pages[page_ids.to(pages.device)] = chosen[is_filled.to(pages.device)].to(pages.dtype)
 
+    def restore_layer(
+        self, seq_id: int, layer_idx: int, keys: Tensor, values: Tensor, lens: Tensor
+    ) -> None:
+        """Store a layer of a prompt that was read before; see `write_layer`.
+
+        Args:
+            seq_id: A reserved sequence.
+            layer_idx: The next layer of it.
+            keys: `[sum of lens, head_dim]`, the entries of one head after those of another.
+            values: The same for values.
+            lens: Entries of each KV head, `[num_kv_heads]`, CPU.
+
+        Raises:
+            KVCacheError: Unknown sequence, the layer is not the next one, or no page is free.
+        """
+        longest = int(lens.max())
+        is_entry = torch.arange(longest) < lens[:, None]
+        rows = []
+        for entries in (keys, values):
+            row = entries.new_zeros(len(lens), longest, self.layout.head_dim)
+            row[is_entry] = entries
+            rows.append(row.to(self._pool.k_pages.device))
+        places = torch.arange(longest, device=rows[0].device).expand(len(lens), -1)
+        self.write_layer(
+            seq_id, layer_idx, rows[0], rows[1], kept_indices=places, kept_lens=lens
+        )
+
     def begin_step(self, seq_ids: Sequence[int]) -> DecodeStep:
         """Make room for one new token of each sequence in all layers and heads at once.
 
@@ -186,6 +213,10 @@ class KVCacheManager:
             keys, values = self._pool.k_pages[page_ids], self._pool.v_pages[page_ids]
             copies.append((keys.flatten(0, 1)[:kv_len], values.flatten(0, 1)[:kv_len]))
         return copies
+
+    def prompt_lens(self, seq_id: int) -> Tensor:
+        """Return the prompt tokens stored, `[num_layers, num_kv_heads]`, int32, a copy."""
+        return self._tables.prompt_lens[:, self._tables.slot(seq_id)].clone()
 
     def prompt_entries(self, seq_id: int) -> float:
         """Return the prompt tokens stored, mean over layers and KV heads."""

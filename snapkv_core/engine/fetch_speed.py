@@ -1,0 +1,38 @@
+"""How long fetching from a store takes, from what earlier fetches took."""
+
+from typing import Final
+
+#: Weight of a new observation: old ones fade within about ten.
+_WEIGHT: Final = 0.25
+
+
+class FetchSpeed:
+    """Running estimates of a store's round trip and of its bytes per second.
+
+    Used on the event loop only.
+
+    Attributes:
+        round_trip_s: Seconds until the store says that it holds nothing; None before the first.
+        bytes_per_s: Pace at which snapshots come and are decoded; None before the first.
+    """
+
+    def __init__(self) -> None:
+        self.round_trip_s: float | None = None
+        self.bytes_per_s: float | None = None
+
+    def observe_miss(self, seconds: float) -> None:
+        """Learn from a lookup that found nothing."""
+        self.round_trip_s = _moved(self.round_trip_s, seconds)
+
+    def observe_hit(self, num_bytes: int, seconds: float) -> None:
+        """Learn from a snapshot that came."""
+        self.bytes_per_s = _moved(self.bytes_per_s, num_bytes / max(seconds, 1e-6))
+
+    def expected_s(self, num_bytes: int) -> float:
+        """Return the seconds that fetching so many bytes should take; 0 while nothing is known."""
+        transfer_s = 0.0 if self.bytes_per_s is None else num_bytes / self.bytes_per_s
+        return (self.round_trip_s or 0.0) + transfer_s
+
+
+def _moved(estimate: float | None, observed: float) -> float:
+    return observed if estimate is None else estimate + _WEIGHT * (observed - estimate)

@@ -1,0 +1,284 @@
+"""Prompts that were read before: looked up in a store before they are read, stored afterwards."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Literal, Protocol
+
+from snapkv_core.engine.circuit_breaker import CircuitBreaker
+from snapkv_core.engine.fetch_speed import FetchSpeed
+from snapkv_core.engine.finding import NOT_LOOKED_UP, Finding
+from snapkv_core.errors import SnapshotError, StoreError
+from snapkv_core.kv_cache.snapshot import (
+    PromptSnapshot,
+    SnapshotBody,
+    SnapshotIdentity,
+    decode_snapshot,
+    encode_snapshot,
+)
+from snapkv_core.kv_cache.store import KVStore
+from snapkv_core.sequence import Sequence
+
+#: Threads that fetch and decode. A store that hangs holds one until its client gives up.
+_NUM_READERS: Final = 4
+
+LookupOutcome = Literal["hit", "miss", "rejected", "timeout", "failed", "held_back"]
+WriteOutcome = Literal["stored", "failed", "dropped"]
+
+_logger = logging.getLogger(__name__)
+
+
+class SnapshotObserver(Protocol):
+    """Told of what the cache does, on any thread; must neither wait nor raise."""
+
+    def on_lookup(self, outcome: LookupOutcome, seconds: float, num_bytes: int) -> None:
+        """A store was asked; `held_back` means that it was not, since it fails."""
+
+    def on_write(self, outcome: WriteOutcome, seconds: float, num_bytes: int) -> None:
+        """A snapshot was stored or given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPolicy:
+    """When snapshots are used, and what they may cost.
+
+    Attributes:
+        body: How K and V are stored.
+        min_prompt_tokens: Shorter prompts are read and neither looked up nor stored.
+        lookup_timeout_s: Longest that a request waits for a store.
+        max_write_bytes_per_s: Pace of writing, on average over one snapshot and the pause after it.
+        max_pending_bytes: Snapshots that wait for being written; more are dropped.
+    """
+
+    body: SnapshotBody = "exact"
+    min_prompt_tokens: int = 256
+    lookup_timeout_s: float = 2.0
+    max_write_bytes_per_s: float = 200e6
+    max_pending_bytes: int = 2 * 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotModel:
+    """What the cache knows of the engine that it serves.
+
+    Attributes:
+        identity_of: Returns what a snapshot of a sequence's prompt must match.
+        expected_bytes: Returns the bytes that a sequence's prompt will keep.
+        expected_prefill_s: Returns the seconds that reading so many tokens should take.
+    """
+
+    identity_of: Callable[[Sequence], SnapshotIdentity]
+    expected_bytes: Callable[[Sequence], int]
+    expected_prefill_s: Callable[[int], float]
+
+
+#: Tenant and key.
+_Place = tuple[str, str]
+#: Of a prompt that is being looked up or read: what comes of it.
+_Flight = asyncio.Future[PromptSnapshot | None]
+
+
+class SnapshotCache:
+    """Spares equal prompts their prefill, in this process and through a store in others.
+
+    Used on one event loop; stores, encoding and decoding run on threads of its own. Whatever goes
+    wrong is a miss.
+
+    Of equal prompts at once the first is looked up and read, and the others wait for what comes of
+    it. A prompt is looked up when fetching it should take less time than reading it.
+    """
+
+    def __init__(
+        self,
+        store: KVStore,
+        model: SnapshotModel,
+        policy: SnapshotPolicy | None = None,
+        observer: SnapshotObserver | None = None,
+        breaker: CircuitBreaker | None = None,
+    ) -> None:
+        self.speed = FetchSpeed()
+        self.breaker = breaker or CircuitBreaker()
+        self._store = store
+        self._model = model
+        self._policy = policy or SnapshotPolicy()
+        self._observer = observer
+        self._readers = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="snapshot-reader")
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="snapshot-writer")
+        self._is_closing = threading.Event()
+        self._flights: dict[_Place, _Flight] = {}
+        self._num_pending_bytes = 0
+
+    async def find(self, leader: Sequence, namespace: str) -> Finding:
+        """Look a prompt up, or wait for another request that reads the same one.
+
+        Args:
+            leader: The request's first sequence, not queued yet.
+            namespace: The tenant; others' snapshots are never found.
+        """
+        if not self._is_worthwhile(leader):
+            return NOT_LOOKED_UP
+        identity = self._model.identity_of(leader)
+        place = (namespace, identity.key())
+        while (flight := self._flights.get(place)) is not None:
+            left_s = leader.deadline_s - time.monotonic()
+            try:
+                snapshot = await asyncio.wait_for(asyncio.shield(flight), max(0.0, left_s))
+            except TimeoutError:
+                return Finding("miss")  # the engine ends it, since its time is up
+            if snapshot is not None:
+                return Finding("hit", snapshot)
+        loop = asyncio.get_running_loop()
+        flight = self._flights[place] = loop.create_future()
+        try:
+            snapshot = await self._look_up(place, identity)
+        except BaseException:
+            self._land(place, flight, None)
+            raise
+        if snapshot is not None:
+            self._land(place, flight, snapshot)
+            return Finding("hit", snapshot)
+        will_store = not self.breaker.is_open
+        taken = partial(self._take, place, flight, identity if will_store else None)
+        return Finding(
+            "stored" if will_store else "miss",
+            on_snapshot=lambda snapshot: _post(loop, taken, snapshot),
+        )
+
+    def close(self) -> None:
+        """Give up what is not written yet and let go of the store; blocks for a bounded time."""
+        self._is_closing.set()
+        self._readers.shutdown(wait=False, cancel_futures=True)
+        self._writer.shutdown(wait=True, cancel_futures=True)
+        self._store.close()
+
+    def _is_worthwhile(self, leader: Sequence) -> bool:
+        num_tokens = leader.num_prompt_tokens
+        if num_tokens < self._policy.min_prompt_tokens:
+            return False
+        fetch_s = self.speed.expected_s(self._model.expected_bytes(leader))
+        return fetch_s < self._model.expected_prefill_s(num_tokens)
+
+    async def _look_up(self, place: _Place, identity: SnapshotIdentity) -> PromptSnapshot | None:
+        if not self.breaker.allows_call():
+            self._tell_lookup("held_back", 0.0, 0)
+            return None
+        start_s = time.monotonic()
+        outcome: LookupOutcome = "failed"
+        snapshot, num_bytes = None, 0
+        try:
+            async with asyncio.timeout(self._policy.lookup_timeout_s):
+                found = await asyncio.get_running_loop().run_in_executor(
+                    self._readers, self._fetch, place, identity
+                )
+            snapshot, num_bytes = found if found is not None else (None, 0)
+            outcome = "miss" if snapshot is None else "hit"
+        except TimeoutError:
+            outcome = "timeout"
+        except SnapshotError as error:
+            outcome = "rejected"
+            _logger.warning("a stored snapshot was rejected: %s", error)
+        except StoreError as error:
+            _logger.warning("looking a snapshot up failed: %s", error)
+        except Exception:
+            _logger.exception("looking a snapshot up failed")
+        seconds = time.monotonic() - start_s
+        self._learn(outcome, seconds, num_bytes)
+        self._tell_lookup(outcome, seconds, num_bytes)
+        return snapshot
+
+    def _fetch(
+        self, place: _Place, identity: SnapshotIdentity
+    ) -> tuple[PromptSnapshot, int] | None:
+        blob = self._store.get(*place)
+        return None if blob is None else (decode_snapshot(blob, identity), len(blob))
+
+    def _learn(self, outcome: LookupOutcome, seconds: float, num_bytes: int) -> None:
+        if outcome in ("timeout", "failed"):
+            self.breaker.note_failure()
+            return
+        self.breaker.note_success()
+        if outcome == "hit":
+            self.speed.observe_hit(num_bytes, seconds)
+        elif outcome == "miss":
+            self.speed.observe_miss(seconds)
+
+    def _take(
+        self,
+        place: _Place,
+        flight: _Flight,
+        identity: SnapshotIdentity | None,
+        snapshot: PromptSnapshot | None,
+    ) -> None:
+        """Give a prompt that was read to those that wait for it, and store it."""
+        if flight.done():
+            return
+        self._land(place, flight, snapshot)
+        if snapshot is None or identity is None:
+            return
+        num_bytes = snapshot.num_bytes
+        if self._num_pending_bytes + num_bytes > self._policy.max_pending_bytes:
+            self._tell_write("dropped", 0.0, num_bytes)
+            return
+        self._num_pending_bytes += num_bytes
+        loop = asyncio.get_running_loop()
+        written = loop.run_in_executor(self._writer, self._write, place, identity, snapshot)
+
+        def forget(_: asyncio.Future[None]) -> None:
+            self._num_pending_bytes -= num_bytes
+
+        written.add_done_callback(forget)
+
+    def _write(self, place: _Place, identity: SnapshotIdentity, snapshot: PromptSnapshot) -> None:
+        """Encode and store; raises nothing."""
+        start_s = time.monotonic()
+        outcome: WriteOutcome = "failed"
+        num_bytes = 0
+        if not self.breaker.allows_call():
+            self._tell_write("dropped", 0.0, snapshot.num_bytes)
+            return
+        try:
+            blob = encode_snapshot(snapshot, identity, body=self._policy.body)
+            num_bytes = len(blob)
+            self._store.put(*place, blob)
+            outcome = "stored"
+            self.breaker.note_success()
+        except StoreError as error:
+            self.breaker.note_failure()
+            _logger.warning("storing a snapshot failed: %s", error)
+        except Exception:
+            _logger.exception("storing a snapshot failed")
+        seconds = time.monotonic() - start_s
+        self._tell_write(outcome, seconds, num_bytes)
+        # What is left of the time that so many bytes may take.
+        self._is_closing.wait(max(0.0, num_bytes / self._policy.max_write_bytes_per_s - seconds))
+
+    def _land(
+        self, place: _Place, flight: _Flight, snapshot: PromptSnapshot | None
+    ) -> None:
+        del self._flights[place]
+        flight.set_result(snapshot)
+
+    def _tell_lookup(self, outcome: LookupOutcome, seconds: float, num_bytes: int) -> None:
+        if self._observer is not None:
+            self._observer.on_lookup(outcome, seconds, num_bytes)
+
+    def _tell_write(self, outcome: WriteOutcome, seconds: float, num_bytes: int) -> None:
+        if self._observer is not None:
+            self._observer.on_write(outcome, seconds, num_bytes)
+
+
+def _post(
+    loop: asyncio.AbstractEventLoop,
+    taken: Callable[[PromptSnapshot | None], None],
+    snapshot: PromptSnapshot | None,
+) -> None:
+    """Pass a snapshot from the engine's thread to the event loop."""
+    try:
+        loop.call_soon_threadsafe(taken, snapshot)
+    except RuntimeError:
+        _logger.debug("the event loop was closed; nobody waits for the snapshot any more")
