@@ -28,6 +28,7 @@ from snapkv_core.errors import (
     QueueFullError,
     RequestTooLargeError,
     SnapKVError,
+    SnapshotError,
 )
 from snapkv_core.events import (
     ChatMessage,
@@ -89,6 +90,7 @@ __all__ = [
     "ResponseStream",
     "SamplingParams",
     "SnapKVError",
+    "SnapshotError",
     "StepStats",
     "TokenEvent",
     "ensure_demo_model",

@@ -10,7 +10,8 @@ SnapKVError
 ├── GenerationFailedError   a step raised while this sequence was in it
 ├── DeadlineExceededError   the request's time was up before its answer was complete
 ├── ModelLoadError          the model cannot be served; raised at start only
-└── KVCacheError            an invariant of the KV store was broken: our bug
+├── KVCacheError            an invariant of the KV store was broken: our bug
+└── SnapshotError           a snapshot, or bytes given as one, is not what it has to be
 ```
 """
 
@@ -104,3 +105,7 @@ class ModelLoadError(SnapKVError):
 
 class KVCacheError(SnapKVError):
     """The KV store was asked for something its bookkeeping forbids; a bug of ours, not load."""
+
+
+class SnapshotError(SnapKVError):
+    """A snapshot, or bytes given as one, is not what it has to be; the message says in what."""
