@@ -9,10 +9,12 @@
 #                     e.g. https://download.pytorch.org/whl/cpu for the small CPU build
 #   SNAPKV_CACHE_DIR  where the demo model and test texts are kept  (~/.cache/snapkv)
 #   PYTEST_ARGS       further arguments for pytest                  (none)
+#   TEST_WORKERS      processes that share the tests                (2)
 
 PYTHON ?= python3
 TORCH_INDEX_URL ?=
 PYTEST_ARGS ?=
+TEST_WORKERS ?= 2
 SNAPKV_CACHE_DIR ?= $(HOME)/.cache/snapkv
 
 # Waiting threads sleep instead of spinning: docs/adr/0008.
@@ -23,6 +25,8 @@ BIN := $(VENV)/bin
 # Without byte-compiling every file up front, which halves the time: Python does it for what it imports.
 PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile \
     --constraint constraints.txt
+# A file's tests stay together, since they share servers and models.
+PYTEST := $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile
 CODE := $(wildcard app snapkv_core tests scripts benchmarks)
 
 # Stamps: what they name is done until what they depend on changes. The cache folder holds its own,
@@ -34,7 +38,7 @@ ESSAYS_READY := $(SNAPKV_CACHE_DIR)/.make-essays
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # pip and the model conversion are not made for two at once; -j is accepted and ignored
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test check lint format bench soak lock clean
+.PHONY: help setup serve test check lint format bench soak overhead lock clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "%-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,10 +49,10 @@ serve: $(INSTALLED) $(DEMO_READY) ## Serve on 127.0.0.1:8000 (SNAPKV_HOST, SNAPK
 	@exec $(BIN)/snapkv serve
 
 test: $(INSTALLED) $(DEMO_READY) $(ESSAYS_READY) ## Run the whole test suite (GPU tests apart)
-	$(BIN)/python -m pytest -m "not gpu" $(PYTEST_ARGS)
+	$(PYTEST) -m "not gpu" $(PYTEST_ARGS)
 
 check: lint $(DEMO_READY) ## Formatting, lint, import contracts, types, fast tests
-	$(BIN)/python -m pytest -m "not gpu and not slow" $(PYTEST_ARGS)
+	$(PYTEST) -m "not gpu and not slow" $(PYTEST_ARGS)
 
 lint: $(INSTALLED) ## The part of check that runs no tests
 	$(BIN)/ruff format --check .
@@ -65,6 +69,9 @@ bench: $(INSTALLED) $(DEMO_READY) ## Measure engine and server on this machine (
 
 soak: $(INSTALLED) $(DEMO_READY) ## Load the server for a long time, watch memory and leaks (SOAK_ARGS)
 	$(BIN)/python -m benchmarks.soak $(SOAK_ARGS)
+
+overhead: $(INSTALLED) $(DEMO_READY) ## Measure what telemetry costs of a decode step (OVERHEAD_ARGS)
+	$(BIN)/python -m benchmarks.telemetry $(OVERHEAD_ARGS)
 
 lock: $(INSTALLED) ## Write the versions installed in .venv to constraints.txt
 	$(BIN)/python scripts/lock.py

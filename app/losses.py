@@ -16,11 +16,21 @@ class LossCount:
     """
 
     def __init__(
-        self, say: Callable[[int, str], None], clock: Callable[[], float] = time.monotonic
+        self,
+        say: Callable[[int, str], None],
+        count: Callable[[int], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Tell `say` how many were lost since it was last called, and why the last one was."""
+        """Keep count of what is lost.
+
+        Args:
+            say: Told how many were lost since it was last called, and why the last one was.
+            count: Told of each loss at once.
+            clock: Returns seconds.
+        """
         self.num_lost = 0
         self._say = say
+        self._count = count
         self._clock = clock
         self._lock = threading.Lock()
         self._num_unsaid = 0
@@ -35,6 +45,8 @@ class LossCount:
                 self._num_unsaid += num
                 self._reason = reason
             is_due = self._num_unsaid > 0 and self._clock() >= self._next_report_s
+        if num and self._count is not None:
+            self._count(num)
         if is_due:
             self.report()
 

@@ -65,7 +65,7 @@ def create_app(
     default_compression = settings.default_compression()
     service_metrics = ServiceMetrics(settings.price_per_hour)
     emf = EmfMetrics(settings.service_name) if settings.emf == "stdout" else None
-    tracer = build_tracer(settings)
+    tracer = build_tracer(settings, service_metrics.count_lost_traces)
     models = s3_models(
         settings.weights_cache_dir,
         settings.weights_cache_max_bytes,

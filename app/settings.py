@@ -75,7 +75,7 @@ class Settings(AccessSettings, AwsSettings, TelemetrySettings, BaseSettings):
     )
     model: str = Field(
         DEMO_MODEL,
-        description="`demo`, a local folder, or a hub id such as "
+        description="`demo`, a local folder, `s3://bucket/prefix`, or a hub id such as "
         "`mistralai/Mistral-7B-Instruct-v0.2`.",
     )
     model_revision: str | None = Field(

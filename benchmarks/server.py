@@ -4,7 +4,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,12 +33,15 @@ class Server:
 
 
 @contextmanager
-def serving(settings: Mapping[str, str], log: Path) -> Iterator[Server]:
+def serving(
+    settings: Mapping[str, str], log: Path, module: Sequence[str] = ("app", "serve")
+) -> Iterator[Server]:
     """Serve on a free port of this machine.
 
     Args:
         settings: Environment variables by name, beside those that are set already.
         log: File that takes the server's output.
+        module: The module to run, and its arguments.
 
     Raises:
         BenchmarkError: It does not become ready; the message holds the end of its log.
@@ -47,7 +50,7 @@ def serving(settings: Mapping[str, str], log: Path) -> Iterator[Server]:
     given = {**settings, "SNAPKV_HOST": "127.0.0.1", "SNAPKV_PORT": str(port)}
     variables = [f"{name}={value}" for name, value in given.items()]
     # `env` turns into the server, so the process's id is the server's.
-    command = ["env", *variables, sys.executable, "-m", "app", "serve"]
+    command = ["env", *variables, sys.executable, "-m", *module]
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,

@@ -93,12 +93,23 @@ class Generation:
         request: GenerationRequest,
         model: str,
         stream: GenerationStream,
-        submitted_s: float,
         *,
+        started_at: datetime,
+        submitted_s: float,
         is_engine_alive: Callable[[], bool],
         on_closed: Callable[["Generation"], None],
     ) -> None:
-        """Follow `stream`, which answers `request`; `on_closed` is called once at the end."""
+        """Follow a request that was handed to the engine.
+
+        Args:
+            request: The request.
+            model: Name of the model.
+            stream: Its answer.
+            started_at: When it was about to be handed over.
+            submitted_s: The same by the monotonic clock, seconds.
+            is_engine_alive: Says whether the engine's failure is the request's own.
+            on_closed: Called once at the end.
+        """
         self._request = request
         self.request_id = request.request_id
         self.model = model
@@ -106,8 +117,8 @@ class Generation:
         self.finish_reasons: dict[int, FinishReason] = {}
         self.summary: RequestSummary | None = None
         self._stream = stream
+        self._started_at = started_at
         self._submitted_s = submitted_s
-        self._started_at = datetime.now(UTC)
         self._trace_id: str | None = structlog.contextvars.get_contextvars().get(TRACE_ID)
         self._first_event_s: float | None = None
         self.num_prompt_tokens = stream.num_prompt_tokens
@@ -254,7 +265,7 @@ class GenerationService:
         """
         engine = self._engine()
         request = to_request(self._unused(request_id), given, self._default_compression)
-        submitted_s = time.monotonic()
+        started_at, submitted_s = datetime.now(UTC), time.monotonic()
         self._active_ids.add(request.request_id)
         try:
             stream = await engine.submit(request)
@@ -265,7 +276,8 @@ class GenerationService:
             request,
             engine.model_name,
             stream,
-            submitted_s,
+            started_at=started_at,
+            submitted_s=submitted_s,
             is_engine_alive=lambda: engine.stats().is_alive,
             on_closed=self._on_closed,
         )

@@ -73,6 +73,11 @@ class ServiceMetrics:
         )
         for reason in (*ERROR_REASONS, OTHER_REASON):
             self._errors.labels(reason)
+        self._lost_traces = Counter(
+            "snapkv_traces_lost",
+            "Segments or spans of traces that never reached their collector.",
+            registry=self.registry,
+        )
         if price_per_hour is not None:
             Gauge(
                 "snapkv_price_per_hour",
@@ -83,6 +88,10 @@ class ServiceMetrics:
     def render(self) -> bytes:
         """Return the metrics in Prometheus' text format."""
         return generate_latest(self.registry)
+
+    def count_lost_traces(self, num: int) -> None:
+        """Count segments or spans that never reached their collector."""
+        self._lost_traces.inc(num)
 
     def count_request(
         self, route: str, outcome: str, error_code: str | None, duration_s: float

@@ -44,6 +44,7 @@ EXPECTED = {
     "snapkv_weights_download_seconds",
     "snapkv_request_log_items",
     "snapkv_settings_refreshes",
+    "snapkv_traces_lost",
     "vllm:num_requests_running",
     "vllm:num_requests_waiting",
     "vllm:kv_cache_usage_perc",

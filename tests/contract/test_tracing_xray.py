@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import re
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -285,6 +286,11 @@ async def test_absent_daemon_has_no_effect_but_one_line(log: io.StringIO) -> Non
     """Nobody listens: answers are what they are without tracing, and losses are counted."""
     async with fake_service(FakeEngine(), **traced(free_udp_address())) as client:
         answers = [await client.post("/generate", json={"prompt": "a b"}) for _ in range(5)]
+        async with asyncio.timeout(10):
+            lost_metric = ""
+            while lost_metric != "snapkv_traces_lost_total 4.0":  # a thread of its own sends
+                text = (await client.get("/metrics")).text
+                lost_metric = re.findall("^snapkv_traces_lost_total.*", text, re.MULTILINE)[0]
     async with fake_service(FakeEngine()) as client:
         expected = (await client.post("/generate", json={"prompt": "a b"})).json()
     for answer in answers:

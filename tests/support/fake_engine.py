@@ -185,6 +185,8 @@ class FakeStream:
             return self._finish(self._broken(FinishReason.ABORT))
         event = self._events[self._num_events]
         self._num_events += 1
+        if self._engine.observer is not None:  # one token a step
+            self._engine.observer.on_step(StepStats(0.02, 0.0, 0.02, 0.0, 1))
         return self._finish(event) if event.summary is not None else event
 
     async def aclose(self) -> None:
@@ -216,7 +218,6 @@ class FakeStream:
         self._is_over = True
         self._engine.num_running -= 1
         if self._engine.observer is not None and event.summary is not None:
-            self._engine.observer.on_step(StepStats(0.02, 0.0, 0.02, 0.0, 1))
             self._engine.observer.on_request_finished(event.summary)
         return event
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 from boto3.dynamodb.types import TypeSerializer
 from botocore.exceptions import ClientError
 
+from app.integrations.aws.error_code import error_code
 from app.integrations.aws.request_item import Item
 
 #: Most items that `BatchWriteItem` takes.
@@ -16,7 +17,6 @@ MAX_BATCH_ITEMS: Final = 25
 MAX_ATTEMPTS: Final = 8
 _FIRST_PAUSE_S: Final = 0.1
 _MAX_PAUSE_S: Final = 10.0
-_MAX_REASON_CHARS: Final = 80
 
 #: What trying again does not change.
 _REFUSALS: Final = (
@@ -77,7 +77,7 @@ class BatchWriter:
             try:
                 left = self._send(left)
             except ClientError as error:
-                reason = str(error.response.get("Error", {}).get("Code", ""))[:_MAX_REASON_CHARS]
+                reason = error_code(error)
                 if reason in _REFUSALS:
                     return BatchResult(len(items) - len(left), 0, len(left), reason)
             except Exception as error:  # whatever a network can do must not end the thread

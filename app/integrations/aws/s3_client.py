@@ -3,7 +3,6 @@
 It repeats nothing that S3 said: messages may quote keys, addresses and credentials.
 """
 
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -22,6 +21,7 @@ from botocore.exceptions import (
     TokenRetrievalError,
 )
 
+from app.integrations.aws.error_code import error_code
 from app.integrations.aws.sdk_session import sdk_session
 
 _CONNECT_TIMEOUT_S: Final = 5.0
@@ -50,7 +50,6 @@ _BY_CODE: Final[Mapping[str, str]] = {
     "SignatureDoesNotMatch": _BAD_CREDENTIALS,
 }
 _MISSING_CODES: Final = frozenset({"404", "NoSuchKey"})
-_CODE: Final = re.compile(r"[A-Za-z0-9.]{1,64}")
 _NO_CREDENTIALS: Final = (
     CredentialRetrievalError,
     LoginError,
@@ -92,7 +91,7 @@ def create_s3_client(
 
 def is_missing(error: Exception) -> bool:
     """Tell whether a call failed because there is no such object."""
-    return _code_of(error) in _MISSING_CODES
+    return isinstance(error, ClientError) and error_code(error) in _MISSING_CODES
 
 
 def describe_failure(error: BaseException) -> str:
@@ -106,7 +105,7 @@ def describe_failure(error: BaseException) -> str:
         cause = error.__cause__ or error.__context__
         return describe_failure(cause) if cause is not None else "the transfer failed"
     if isinstance(error, ClientError):
-        code = _code_of(error) or "unknown"
+        code = error_code(error)
         known = _BY_CODE.get(code)
         return f"{known} ({code})" if known else f"S3 refused the request ({code})"
     if isinstance(error, _NO_CREDENTIALS):
@@ -118,10 +117,3 @@ def describe_failure(error: BaseException) -> str:
     if isinstance(error, OSError):
         return f"the local file cannot be used: {error.strerror}"
     return f"the answer is not one of S3 ({type(error).__name__})"
-
-
-def _code_of(error: BaseException) -> str | None:
-    if not isinstance(error, ClientError):
-        return None
-    code = str(error.response.get("Error", {}).get("Code", ""))
-    return code if _CODE.fullmatch(code) else None

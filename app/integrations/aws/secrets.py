@@ -11,6 +11,7 @@ from typing import Any, Final
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
 from app.integrations.aws.clients import aws_client
+from app.integrations.aws.error_code import error_code
 from app.setting_groups.access import parse_api_keys
 from app.settings import SettingsError
 from snapkv_core import COMPRESSION_METHODS, POOLINGS
@@ -24,7 +25,6 @@ _REASONS: Final[Mapping[str, str]] = {
     "ResourceNotFoundException": "there is no such secret, or it has no value yet, in this account "
     "and region",
 }
-_CODE: Final = re.compile(r"[A-Za-z0-9.]{1,80}")
 
 #: The console's editor for names and values writes every value as text.
 _DIGITS: Final = re.compile(r"[0-9]{1,9}")
@@ -110,11 +110,8 @@ def _json_of(text: str) -> object:
 
 
 def _reason_of(error: ClientError) -> str:
-    code = str(error.response.get("Error", {}).get("Code", ""))
-    if code in _REASONS:
-        return _REASONS[code]
-    # Whoever answered may have been something else than AWS.
-    return f"AWS refused to give it ({code if _CODE.fullmatch(code) else 'no reason was given'})"
+    code = error_code(error)
+    return _REASONS.get(code) or f"AWS refused to give it ({code})"
 
 
 def _integer(value: object) -> int:

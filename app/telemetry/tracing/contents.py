@@ -44,12 +44,8 @@ def kv_cache_of(record: GenerationRecord) -> dict[str, float] | None:
     }
 
 
-def phases_of(record: GenerationRecord, now_s: float) -> tuple[Phase, ...]:
+def phases_of(record: GenerationRecord) -> tuple[Phase, ...]:
     """Lay the measured times of a request that has ended one behind the other.
-
-    Args:
-        record: The request.
-        now_s: This moment, seconds since 1970.
 
     Returns:
         The phases it went through, in order; none of a request that was not measured.
@@ -57,9 +53,7 @@ def phases_of(record: GenerationRecord, now_s: float) -> tuple[Phase, ...]:
     timings = record.timings
     if timings is None:
         return ()
-    # The engine's clock runs from before the prompt was tokenised, the record's from after, and
-    # what is over did not end later than now.
-    queued_s = min(record.started_at.timestamp(), now_s - timings.total_ms / 1_000)
+    queued_s = record.started_at.timestamp()
     prefill_s = queued_s + timings.queue_ms / 1_000
     decode_s = prefill_s + timings.prefill_ms / 1_000
     phases = (

@@ -3,8 +3,7 @@
 import logging
 import secrets
 import threading
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -47,11 +46,19 @@ class OtlpExporter:
     """Opens spans and sends them in batches, on a thread of the SDK's."""
 
     def __init__(
-        self, service_name: str, endpoint: str, *, interval_s: float = EXPORT_INTERVAL_S
+        self,
+        service_name: str,
+        endpoint: str,
+        count_lost: Callable[[int], None],
+        *,
+        interval_s: float = EXPORT_INTERVAL_S,
     ) -> None:
-        """Send spans of `service_name` to `endpoint`, the collector's whole address."""
+        """Send spans of `service_name` to `endpoint`, the collector's whole address.
+
+        `count_lost` is told of spans that the collector did not take.
+        """
         logging.getLogger(_EXPORTER_LOGGER).setLevel(logging.CRITICAL + 1)
-        self._losses = LossCount(partial(log_lost, "otlp"))
+        self._losses = LossCount(partial(log_lost, "otlp"), count_lost)
         self._ids = _GivenTraceIds()
         self._provider = TracerProvider(
             sampler=ALWAYS_ON,
@@ -122,7 +129,7 @@ class OtlpTrace:
         self._span.set_attributes(annotations_of(record))
         for name, value in (kv_cache_of(record) or {}).items():
             self._span.set_attribute(f"kv_cache.{name}", value)
-        for phase in phases_of(record, time.time()):
+        for phase in phases_of(record):
             self._add(phase, self._span)
 
     def end(self, end: RequestEnd) -> None:

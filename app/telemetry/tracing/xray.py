@@ -1,7 +1,7 @@
 """Traces as X-Ray segments, one per request, built with the X-Ray SDK's documents."""
 
 import re
-import time
+from collections.abc import Callable
 from typing import Any, Final
 
 from aws_xray_sdk.core.models.subsegment import Subsegment
@@ -21,14 +21,18 @@ _NOT_IN_NAMES: Final = re.compile(r"[^\w\s.:/%&#=+\\@-]")
 class XRayExporter:
     """Opens segments and sends them to the X-Ray daemon."""
 
-    def __init__(self, service_name: str, daemon_address: str) -> None:
+    def __init__(
+        self, service_name: str, daemon_address: str, count_lost: Callable[[int], None]
+    ) -> None:
         """Name segments `service_name` and send them to `daemon_address`, host and port.
+
+        `count_lost` is told of segments that cannot be sent.
 
         Raises:
             SettingsError: The address cannot be read.
         """
         self._name = _NOT_IN_NAMES.sub("_", service_name)
-        self._sender = SegmentSender(daemon_address)
+        self._sender = SegmentSender(daemon_address, count_lost)
         instrument_botocore()
 
     @property
@@ -67,7 +71,7 @@ class XRayTrace:
         kv_cache = kv_cache_of(record)
         if kv_cache is not None:
             segment.put_metadata("kv_cache", kv_cache)
-        for phase in phases_of(record, time.time()):
+        for phase in phases_of(record):
             self._add(phase, segment)
 
     def end(self, end: RequestEnd) -> None:

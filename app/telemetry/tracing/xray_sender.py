@@ -4,6 +4,7 @@ import queue
 import socket
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
@@ -29,14 +30,16 @@ class SegmentSender:
     It never waits and never raises: what cannot be sent is counted in `losses`.
     """
 
-    def __init__(self, daemon_address: str) -> None:
+    def __init__(self, daemon_address: str, count_lost: Callable[[int], None]) -> None:
         """Send to `daemon_address`, host and port, unless `AWS_XRAY_DAEMON_ADDRESS` names another.
+
+        `count_lost` is told of segments that cannot be sent.
 
         Raises:
             SettingsError: The address cannot be read.
         """
         self._host, self._port = _parse(daemon_address)
-        self.losses = LossCount(partial(log_lost, "xray"))
+        self.losses = LossCount(partial(log_lost, "xray"), count_lost)
         self._queue: queue.Queue[Any] = queue.Queue(MAX_QUEUED)
         self._socket: socket.socket | None = None
         self._resolve_at_s = 0.0

@@ -17,7 +17,8 @@ def reported(log: io.StringIO) -> list[tuple[int, str]]:
 
 def test_first_loss_is_logged_and_the_rest_is_summed_up() -> None:
     now_s = 0.0
-    losses = LossCount(partial(log_lost, "xray"), clock=lambda: now_s)
+    counted: list[int] = []
+    losses = LossCount(partial(log_lost, "xray"), counted.append, clock=lambda: now_s)
     with captured_log() as log:
         losses.add(1, "OSError")
         losses.add(2, "OSError")
@@ -32,3 +33,4 @@ def test_first_loss_is_logged_and_the_rest_is_summed_up() -> None:
         losses.report()
         assert reported(log)[2:] == [(5, "OSError")]
     assert losses.num_lost == 15
+    assert counted == [1, 2, 3, 4, 5]

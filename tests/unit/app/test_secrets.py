@@ -180,7 +180,7 @@ def test_missing_secret(reader: SecretReader) -> None:
         (lambda _body: (502, f"<html>{KEY}".encode()), r"AWS refused to give it \(502\)"),
         (
             lambda _body: (400, {"__type": f"{KEY} {KEY}"}),
-            r"AWS refused to give it \(no reason was given\)",
+            r"AWS refused to give it \(unknown\)",
         ),
         (lambda _body: (200, f"<html>{KEY}".encode()), "the answer was not understood"),
         (lambda _body: (200, b"\xff"), "the answer was not understood"),

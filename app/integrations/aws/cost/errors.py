@@ -1,6 +1,5 @@
 """What can go wrong with a report, in words that hold no secret."""
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
@@ -15,6 +14,8 @@ from botocore.exceptions import (
     ReadTimeoutError,
 )
 from botocore.parsers import ResponseParserError
+
+from app.integrations.aws.error_code import error_code
 
 #: What botocore's parsers and ours raise when an answer has another form than it should.
 _MALFORMED: Final = (
@@ -52,7 +53,6 @@ _BAD_CREDENTIALS: Final = frozenset(
         "UnrecognizedClientException",
     }
 )
-_MAX_CODE_LENGTH: Final = 60
 
 
 class CostReportError(Exception):
@@ -83,8 +83,7 @@ def aws_call(action: str) -> Iterator[None]:
     try:
         yield
     except ClientError as error:
-        code = re.sub(r"[^A-Za-z0-9._-]", "", str(error.response.get("Error", {}).get("Code")))
-        code = code[:_MAX_CODE_LENGTH]
+        code = error_code(error)
         raise CostReportError(f"{action}: {_reason(code, action)}", code) from None
     except BotoCoreError as error:
         known = (words for kind, words in _UNREACHED.items() if isinstance(error, kind))
