@@ -29,6 +29,7 @@ from snapkv_core.errors import (
     RequestTooLargeError,
     SnapKVError,
     SnapshotError,
+    StoreError,
 )
 from snapkv_core.events import (
     ChatMessage,
@@ -43,6 +44,15 @@ from snapkv_core.events import (
     StepStats,
     TokenEvent,
 )
+from snapkv_core.kv_cache.store import (
+    KVStore,
+    MemoryStore,
+    NullStore,
+    check_blob,
+    check_entry,
+    check_namespace,
+)
+from snapkv_core.kv_cache.tiered_store import OnStoreError, TieredStore
 from snapkv_core.models.demo import ensure_demo_model
 from snapkv_core.sampling_params import (
     MAX_CHOICES,
@@ -79,8 +89,12 @@ __all__ = [
     "GenerationRequest",
     "InvalidParameterError",
     "KVCacheError",
+    "KVStore",
     "KeptTokenCounts",
+    "MemoryStore",
     "ModelLoadError",
+    "NullStore",
+    "OnStoreError",
     "PromptTooLongError",
     "QueueFullError",
     "RequestOutput",
@@ -92,7 +106,12 @@ __all__ = [
     "SnapKVError",
     "SnapshotError",
     "StepStats",
+    "StoreError",
+    "TieredStore",
     "TokenEvent",
+    "check_blob",
+    "check_entry",
+    "check_namespace",
     "ensure_demo_model",
     "resolve_compression",
     "snapkv_select",

@@ -7,8 +7,8 @@ from typing import Final
 from snapkv_core.events import SnapshotUse
 from snapkv_core.kv_cache.snapshot import PromptSnapshot
 
-#: Takes a prompt's snapshot, or None when it was not read to its end. Called on the engine's thread,
-#: perhaps again, when only the first call counts; must neither wait nor raise.
+#: Takes a prompt's snapshot, or None when it was not read to its end. Called on the engine's
+#: thread, perhaps again, when only the first call counts; must neither wait nor raise.
 TakeSnapshot = Callable[[PromptSnapshot | None], None]
 
 

@@ -18,9 +18,8 @@ from snapkv_core.kv_cache.snapshot import (
     PromptSnapshot,
     SnapshotBody,
     SnapshotIdentity,
-    decode_snapshot,
-    encode_snapshot,
 )
+from snapkv_core.kv_cache.snapshot_codec import decode_snapshot, encode_snapshot
 from snapkv_core.kv_cache.store import KVStore
 from snapkv_core.sequence import Sequence
 
@@ -195,7 +194,14 @@ class SnapshotCache:
         self, place: _Place, identity: SnapshotIdentity
     ) -> tuple[PromptSnapshot, int] | None:
         blob = self._store.get(*place)
-        return None if blob is None else (decode_snapshot(blob, identity), len(blob))
+        return (
+            None
+            if blob is None
+            else (
+                decode_snapshot(blob, identity, body=self._policy.body),
+                len(blob),
+            )
+        )
 
     def _learn(self, outcome: LookupOutcome, seconds: float, num_bytes: int) -> None:
         if outcome in ("timeout", "failed"):
@@ -257,9 +263,7 @@ class SnapshotCache:
         # What is left of the time that so many bytes may take.
         self._is_closing.wait(max(0.0, num_bytes / self._policy.max_write_bytes_per_s - seconds))
 
-    def _land(
-        self, place: _Place, flight: _Flight, snapshot: PromptSnapshot | None
-    ) -> None:
+    def _land(self, place: _Place, flight: _Flight, snapshot: PromptSnapshot | None) -> None:
         del self._flights[place]
         flight.set_result(snapshot)
 

@@ -133,9 +133,7 @@ class KVCacheManager:
             row[is_entry] = entries
             rows.append(row.to(self._pool.k_pages.device))
         places = torch.arange(longest, device=rows[0].device).expand(len(lens), -1)
-        self.write_layer(
-            seq_id, layer_idx, rows[0], rows[1], kept_indices=places, kept_lens=lens
-        )
+        self.write_layer(seq_id, layer_idx, rows[0], rows[1], kept_indices=places, kept_lens=lens)
 
     def begin_step(self, seq_ids: Sequence[int]) -> DecodeStep:
         """Make room for one new token of each sequence in all layers and heads at once.

@@ -62,6 +62,11 @@ class PromptSnapshot:
     num_prompt_tokens: int
     kept_attention_mass: float
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all keys and values."""
+        return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
+
 
 @dataclass(frozen=True, slots=True)
 class SnapshotIdentity:

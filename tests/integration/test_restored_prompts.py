@@ -2,6 +2,7 @@
 
 import random
 from functools import cache
+from typing import Any, cast
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ from tests.support.models import build_model, random_prompt
 PROMPT = random_prompt(150, seed=1)
 BUDGETS = {
     method: CompressionConfig(
-        method=method, max_capacity_prompt=24, window_size=8, kernel_size=3
+        method=cast(Any, method), max_capacity_prompt=24, window_size=8, kernel_size=3
     )
     for method in COMPRESSION_METHODS
 }
@@ -35,6 +36,12 @@ BUDGETS = {
 def shared_engine() -> Engine:
     """Build one engine for the whole file."""
     return make_engine(build_model("llama", 2, seed=21), prefill_chunk_tokens=32)
+
+
+def slow_reader() -> Engine:
+    """Build an engine that reads a long prompt in many steps."""
+    model = build_model("llama", 2, seed=21)
+    return make_engine(model, decode_gap_target_ms=1, overtake_max_tokens=10)
 
 
 def answer(
@@ -62,18 +69,14 @@ def told(events: list[TokenEvent], num_choices: int = 1) -> object:
 
 def read_once(compression: CompressionConfig = BUDGETS["snapkv"]) -> PromptSnapshot:
     """Read the prompt and return what that gave."""
-    _, (snapshot,) = answer(
-        shared_engine(), make_request(PROMPT, compression, max_new_tokens=1)
-    )
+    _, (snapshot,) = answer(shared_engine(), make_request(PROMPT, compression, max_new_tokens=1))
     assert snapshot is not None
     return snapshot
 
 
 @pytest.mark.parametrize("method", COMPRESSION_METHODS)
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9, "seed": 7}], ids=["greedy", "seed"])
-def test_answer_and_report_equal_those_of_reading(
-    method: str, sampling: dict[str, float]
-) -> None:
+def test_answer_and_report_equal_those_of_reading(method: str, sampling: dict[str, Any]) -> None:
     """Token for token, and which prompt tokens were kept."""
     engine = shared_engine()
 
@@ -98,7 +101,8 @@ def test_what_was_kept_is_explained_of_a_prompt_that_was_read_without() -> None:
 
 def test_prompt_that_fits_and_bfloat16() -> None:
     """Nothing was dropped, and the numbers are stored as they are in the pool."""
-    engine = make_engine(build_model("llama", 2, seed=3).to(torch.bfloat16))
+    model: Any = build_model("llama", 2, seed=3)
+    engine = make_engine(model.to(torch.bfloat16))
     engine_says = []
     snapshot = None
     for _ in range(2):
@@ -111,7 +115,7 @@ def test_prompt_that_fits_and_bfloat16() -> None:
 
 def test_choices_share_the_restored_prompt() -> None:
     engine = shared_engine()
-    sampling = {"n": 3, "temperature": 1.0, "seed": 11, "max_new_tokens": 9}
+    sampling: dict[str, Any] = {"n": 3, "temperature": 1.0, "seed": 11, "max_new_tokens": 9}
     read, _ = answer(engine, make_request(PROMPT, BUDGETS["snapkv"], **sampling))
     restored, _ = answer(engine, make_request(PROMPT, BUDGETS["snapkv"], **sampling), read_once())
     assert told(restored, 3) == told(read, 3)
@@ -132,11 +136,14 @@ def test_no_layer_runs_for_a_restored_prompt(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_it_needs_no_workspace_and_overtakes_a_prompt_being_read() -> None:
-    engine, snapshot = shared_engine(), read_once()
-    long = make_request(random_prompt(400, seed=5), FULL, max_new_tokens=2)
+    snapshot = read_once()
+    engine = slow_reader()
+    long = make_request(random_prompt(1_700, seed=5), FULL, max_new_tokens=2)
     engine.add_request(long)
-    engine.step()
+    for _ in range(3):
+        assert engine.step() == [], "the long prompt must still be read"
     held_bytes = engine.parts.ledger.workspace_bytes_reserved
+    assert held_bytes > 0
     request = make_request(PROMPT, BUDGETS["snapkv"], max_new_tokens=2)
     engine.add(request, engine.prepare(request), Finding("hit", snapshot))
     (event,) = [event for event in engine.step() if event.request_id == request.request_id]
@@ -181,9 +188,9 @@ def test_restored_and_read_at_once_equal_their_solo_runs() -> None:
 @pytest.mark.parametrize("num_steps", [0, 1, 3])
 def test_whoever_waits_for_a_snapshot_is_told_that_there_is_none(num_steps: int) -> None:
     """The request was aborted while it waited or was read."""
-    engine = shared_engine()
+    engine = slow_reader()
     given: list[PromptSnapshot | None] = []
-    request = make_request(random_prompt(400, seed=5), FULL, max_new_tokens=4)
+    request = make_request(random_prompt(1_700, seed=5), FULL, max_new_tokens=4)
     engine.add(request, engine.prepare(request), Finding("stored", None, given.append))
     for _ in range(num_steps):
         engine.step()

@@ -17,6 +17,7 @@ from snapkv_core.engine.snapshot_cache import SnapshotCache, SnapshotPolicy
 from snapkv_core.engine.snapshot_model import snapshot_model
 from snapkv_core.errors import StoreError
 from snapkv_core.kv_cache.store import KVStore, MemoryStore
+from tests.support.app_client import until
 from tests.support.engines import make_engine
 from tests.support.models import build_model, random_prompt
 
@@ -40,15 +41,18 @@ class Seen:
     num_prefill_tokens: float = 0.0
 
     def on_lookup(self, outcome: str, seconds: float, num_bytes: int) -> None:
+        """Note a lookup."""
         assert seconds >= 0
         assert (num_bytes > 0) == (outcome == "hit")
         self.lookups.append(outcome)
 
     def on_write(self, outcome: str, seconds: float, num_bytes: int) -> None:
+        """Note a write."""
         del seconds, num_bytes
         self.writes.append(outcome)
 
     def on_step(self, step: Any) -> None:
+        """Count what was read."""
         self.num_prefill_tokens += step.num_prefill_tokens
 
     def on_prompt_compressed(self, *_: object) -> None:
@@ -104,7 +108,9 @@ async def replica(
     seen = Seen()
     engine = make_engine(model(), prefill_chunk_tokens=32)
     engine.observer = seen
-    snapshots = SnapshotCache(store, snapshot_model(engine, "weights-1"), policy, seen, breaker)
+    # A tiny model reads faster than any store answers.
+    described = replace(snapshot_model(engine, "weights-1"), expected_prefill_s=lambda _num: 60.0)
+    snapshots = SnapshotCache(store, described, policy, seen, breaker)
     front = AsyncEngine(engine, snapshots)
     front.start()
     try:
@@ -118,9 +124,7 @@ async def replica(
 
 async def until_written(seen: Seen, num: int = 1) -> None:
     """Wait for writes in the background."""
-    async with asyncio.timeout(10):
-        while len(seen.writes) < num:
-            await asyncio.sleep(0.005)
+    await until(lambda: len(seen.writes) >= num)
 
 
 async def test_the_second_time_a_prompt_comes_out_of_the_store() -> None:
@@ -163,9 +167,7 @@ async def test_waiting_requests_go_on_when_the_one_that_reads_is_gone() -> None:
             asyncio.create_task(one.ask(tuple(random_prompt(400, seed=3)), name=f"f{index}"))
             for index in range(3)
         ]
-        async with asyncio.timeout(10):
-            while not one.seen.lookups:
-                await asyncio.sleep(0.001)
+        await until(lambda: bool(one.seen.lookups))
         leader.cancel()
         uses = sorted(use for use, _, _ in await asyncio.gather(*followers))
     assert uses in (["hit", "hit", "stored"], ["hit"] * 3)
@@ -176,6 +178,7 @@ async def test_a_waiting_request_whose_time_is_up_ends() -> None:
 
     class Slow(MemoryStore):
         def get(self, namespace: str, key: str) -> bytes | None:
+            """Take a while."""
             time.sleep(0.4)
             return super().get(namespace, key)
 
@@ -221,8 +224,9 @@ class FaultyStore(MemoryStore):
         self.fault = ""
 
     def get(self, namespace: str, key: str) -> bytes | None:
+        """Return a blob, or go wrong."""
         if self.fault == "down":
-            raise StoreError("no connection")
+            raise StoreError("faulty", "no connection")
         if self.fault == "hangs":
             self.released.wait(10)
         if self.fault == "bug":
@@ -235,8 +239,9 @@ class FaultyStore(MemoryStore):
         return blob
 
     def put(self, namespace: str, key: str, blob: bytes) -> None:
+        """Keep a blob, or refuse it."""
         if self.fault in ("down", "full"):
-            raise StoreError("no room")
+            raise StoreError("faulty", "no room")
         super().put(namespace, key, blob)
 
 

@@ -12,6 +12,7 @@ class Clock:
         self.now_s = 100.0
 
     def __call__(self) -> float:
+        """Return the time."""
         return self.now_s
 
 
