@@ -27,6 +27,9 @@ from snapkv_core.sequence import FinishReason, Sequence
 
 _logger = logging.getLogger(__name__)
 _STOPPED: Final = "the engine was stopped before this request was finished"
+_HUNG: Final = "the request's time was up, and the engine did not end it"
+#: The engine looks at deadlines between its steps. One that takes so much longer is not waited for.
+_HUNG_STEP_S: Final = 10.0
 
 
 class ResponseStream:
@@ -40,10 +43,13 @@ class ResponseStream:
         num_prompt_tokens: Tokens of its prompt.
     """
 
-    def __init__(self, engine: "AsyncEngine", request_id: str, num_prompt_tokens: int) -> None:
-        self.request_id = request_id
-        self.num_prompt_tokens = num_prompt_tokens
+    def __init__(self, engine: "AsyncEngine", leader: Sequence) -> None:
+        """Follow the request whose first choice is `leader`."""
+        self.request_id = leader.request_id
+        self.num_prompt_tokens = leader.num_prompt_tokens
         self._engine = engine
+        self._arrival_s = leader.arrival_s
+        self._give_up_at_s = leader.deadline_s + _HUNG_STEP_S
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[TokenEvent | None] = asyncio.Queue()
         self._is_over = False
@@ -54,11 +60,35 @@ class ResponseStream:
     async def __anext__(self) -> TokenEvent:
         if self._is_over:
             raise StopAsyncIteration
-        event = await self._events.get()
+        try:
+            async with asyncio.timeout(max(0.0, self._give_up_at_s - time.monotonic())):
+                event = await self._events.get()
+        except TimeoutError:
+            await self.aclose()
+            return self.ending(FinishReason.DEADLINE, _HUNG)
         if event is None:
             raise StopAsyncIteration
         self._is_over = event.summary is not None
         return event
+
+    def ending(self, reason: FinishReason, error: str) -> TokenEvent:
+        """Build the last event of a request that the engine did not end."""
+        waited_ms = (time.monotonic() - self._arrival_s) * 1e3
+        return TokenEvent(
+            request_id=self.request_id,
+            choice_index=0,
+            text="",
+            finish_reason=reason,
+            summary=RequestSummary(
+                request_id=self.request_id,
+                num_prompt_tokens=self.num_prompt_tokens,
+                num_output_tokens=0,
+                finish_reasons=(reason,),
+                compression=None,
+                timings=RequestTimings(waited_ms, 0.0, 0.0, waited_ms, waited_ms),
+            ),
+            error=error,
+        )
 
     async def __aenter__(self) -> "ResponseStream":
         return self
@@ -209,10 +239,11 @@ class AsyncEngine:
             raise QueueFullError(num_in_flight, self._service_rate.retry_after_s())
         self._num_preparing += 1
         try:
-            group = await asyncio.to_thread(self._engine.prepare, request)
+            # Other prompts may keep the threads that tokenise busy, which counts as waiting.
+            group = await asyncio.to_thread(self._engine.prepare, request, time.monotonic())
         finally:
             self._num_preparing -= 1
-        stream = ResponseStream(self, request.request_id, group[0].num_prompt_tokens)
+        stream = ResponseStream(self, group[0])
         with self._inbox_lock:
             self._require_running()
             self._inbox.put(_Add(request, group, stream))
@@ -291,7 +322,7 @@ class AsyncEngine:
         try:
             self._engine.add(message.request, message.group)
         except SnapKVError as error:
-            self._post([(message.stream, _error_event(message.request.request_id, str(error)))])
+            self._post([(message.stream, message.stream.ending(FinishReason.ERROR, str(error)))])
         else:
             self._streams[message.request.request_id] = message.stream
 
@@ -328,12 +359,16 @@ class AsyncEngine:
 
     def _end_all(self, reason: str) -> None:
         """Give every stream its end, those still in the inbox included."""
+        try:
+            self._deliver(self._engine.end_all(reason))
+        except Exception:
+            _logger.exception("the engine could not end its requests")
         streams = list(self._streams.values())
         while not self._inbox.empty():
             message = self._inbox.get()
             if isinstance(message, _Add):
                 streams.append(message.stream)
-        self._post([(stream, _error_event(stream.request_id, reason)) for stream in streams])
+        self._post([(stream, stream.ending(FinishReason.ERROR, reason)) for stream in streams])
         self._streams.clear()
 
     def _count(self) -> None:
@@ -353,18 +388,3 @@ def _put_all(batch: SequenceOf[tuple[ResponseStream, TokenEvent]]) -> None:
         if event.summary is not None:
             # Its memory is free already, whether or not anybody reads the rest.
             stream._engine._forget(stream)
-
-
-def _error_event(request_id: str, error: str) -> TokenEvent:
-    """Build the only event of a request that the engine never ran to its end."""
-    reason = FinishReason.ERROR
-    return TokenEvent(
-        request_id=request_id,
-        choice_index=0,
-        text="",
-        finish_reason=reason,
-        summary=RequestSummary(
-            request_id, 0, 0, (reason,), None, RequestTimings(0.0, 0.0, 0.0, 0.0, 0.0)
-        ),
-        error=error,
-    )

@@ -129,15 +129,22 @@ class Engine:
         sampling = SamplingParams(max_new_tokens=num_new, ignore_eos=True)
         self.generate(GenerationRequest("warm-up", prompt, sampling, compression))
 
-    def prepare(self, request: GenerationRequest) -> tuple[Sequence, ...]:
+    def prepare(
+        self, request: GenerationRequest, arrival_s: float | None = None
+    ) -> tuple[Sequence, ...]:
         """Tokenise and check a request; any thread may call this.
+
+        Args:
+            request: The request.
+            arrival_s: When it was submitted, `time.monotonic()`, from which its time counts; None
+                takes this moment.
 
         Raises:
             InvalidParameterError: A parameter does not fit this model or configuration.
             PromptTooLongError: The prompt does not fit the context.
             RequestTooLargeError: Its KV cache exceeds all memory there is for it.
         """
-        return self._preparer.prepare(request)
+        return self._preparer.prepare(request, arrival_s)
 
     def add(self, request: GenerationRequest, group: tuple[Sequence, ...]) -> None:
         """Queue a prepared request.
@@ -160,6 +167,13 @@ class Engine:
         """End a request at once and free its memory; an unknown id is fine."""
         state = self._requests.get(request_id)
         return [] if state is None else self._end(state.group, FinishReason.ABORT)
+
+    def end_all(self, error: str) -> list[TokenEvent]:
+        """End every request with an error and free its memory."""
+        events = []
+        for state in list(self._requests.values()):
+            events += self._end(state.group, FinishReason.ERROR, error)
+        return events
 
     def step(self) -> list[TokenEvent]:
         """Run one step and return what became certain in it."""
@@ -263,8 +277,9 @@ class Engine:
                 # The pacer learns from times, and a GPU's work is only queued so far.
                 self._runner.wait_for_device()
             except Exception as error:
-                _logger.exception("prefill slice failed")
-                failures.update(dict.fromkeys(plan.prefill[0].touched_ids, _describe(error)))
+                touched = plan.prefill[0].touched_ids
+                _logger.exception("prefill slice failed", extra=self._naming(touched))
+                failures.update(dict.fromkeys(touched, _describe(error)))
         prefill_end_s = time.monotonic()
         if plan.decode is not None:
             rows = [self._sequences[seq_id] for seq_id in plan.decode.seq_ids]
@@ -272,7 +287,7 @@ class Engine:
                 logits = self._runner.run_batch(plan.decode, self._sequences)
                 self._runner.sample(logits, rows, tokens, failures)
             except Exception as error:
-                _logger.exception("decode step failed")
+                _logger.exception("decode step failed", extra=self._naming(plan.decode.seq_ids))
                 failures.update(dict.fromkeys(plan.decode.seq_ids, _describe(error)))
         # A row that was sampled before another one failed must not count as a success.
         return StepResult(
@@ -312,7 +327,7 @@ class Engine:
             text, is_stopped = state.push(sequence, token_id)
         except Exception as error:
             # A tokenizer may raise on ids that pad its vocabulary.
-            _logger.exception("decoding a token failed")
+            _logger.exception("decoding a token failed", extra=self._naming((sequence.seq_id,)))
             return self._end((sequence,), FinishReason.ERROR, _describe(error))
         if is_stopped:
             self._scheduler.drop((sequence,), FinishReason.STOP)
@@ -345,6 +360,11 @@ class Engine:
         if event.summary is not None:
             del self._requests[event.request_id]
             self._tell("on_request_finished", event.summary)
+
+    def _naming(self, seq_ids: tuple[int, ...]) -> dict[str, str]:
+        """Name the requests of some sequences, for a log line about them."""
+        request_ids = {self._sequences[seq_id].request_id: None for seq_id in seq_ids}
+        return {"request_id": ",".join(request_ids)}
 
     def _tell(self, method: str, *arguments: object) -> None:
         """Call the observer; its failure is its own."""
