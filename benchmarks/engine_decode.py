@@ -13,6 +13,7 @@ from snapkv_core import (
     CompressionReport,
     Engine,
     EngineConfig,
+    FinishReason,
     GenerationRequest,
     RequestSummary,
     SamplingParams,
@@ -130,6 +131,14 @@ class DecodeRun:
         for request_id in self._ids:
             self._engine.abort(request_id)
 
+    def keep(self, num_choices: int) -> None:
+        """End all choices of the only request but the first ones."""
+        (request_id,) = self._ids
+        choices = self._engine._requests[request_id].group[num_choices : self._num_choices]
+        if choices:
+            self._engine._end(choices, FinishReason.ABORT)
+        self._num_choices = self.batch_size = num_choices
+
     def time_steps(self, count: int) -> list[float]:
         """Return the seconds that `count` decode steps took, after one that is not timed.
 
@@ -198,18 +207,22 @@ def measure_grid(
 ) -> list[DecodeFigure]:
     """Measure each batch size at each prompt length, full and compressed in turn.
 
-    The sequences are choices of one request, so that its prompt is read once.
+    The sequences are choices of one request, so that its prompt is read once; the largest batch
+    comes first, and the smaller ones are what is left of it.
     """
     figures = []
-    for prompt_tokens in sizes.prompt_lengths:
-        for batch_size in sizes.batch_sizes:
-            say(f"decode: {batch_size} x {prompt_tokens:,} tokens")
-            shape = {"prompt_tokens": prompt_tokens, "num_choices": batch_size}
-            with (
-                DecodeRun(full, FULL, **shape) as one,
-                DecodeRun(compressed, SNAPKV, **shape) as other,
-            ):
+    batch_sizes = sorted(sizes.batch_sizes, reverse=True)
+    for prompt_tokens in sizes.prompt_lengths if batch_sizes else ():
+        say(f"decode: up to {batch_sizes[0]} x {prompt_tokens:,} tokens")
+        shape = {"prompt_tokens": prompt_tokens, "num_choices": batch_sizes[0]}
+        with (
+            DecodeRun(full, FULL, **shape) as one,
+            DecodeRun(compressed, SNAPKV, **shape) as other,
+        ):
+            for batch_size in batch_sizes:
+                for run in (one, other):
+                    run.keep(batch_size)
                 figures += measure_in_turn(
                     (one, other), rounds=sizes.rounds, steps_per_round=sizes.steps_per_round
                 )
-    return figures
+    return sorted(figures, key=lambda figure: (figure.prompt_tokens, figure.batch_size))

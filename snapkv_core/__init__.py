@@ -15,8 +15,9 @@ from snapkv_core.config import (
     EngineConfig,
     resolve_compression,
 )
-from snapkv_core.engine.async_engine import AsyncEngine, ResponseStream
+from snapkv_core.engine.async_engine import AsyncEngine
 from snapkv_core.engine.engine import Engine
+from snapkv_core.engine.response_stream import ResponseStream
 from snapkv_core.errors import (
     DeadlineExceededError,
     EngineStoppedError,

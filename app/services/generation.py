@@ -120,7 +120,7 @@ class Generation:
         self._started_at = started_at
         self._submitted_s = submitted_s
         self._trace_id: str | None = structlog.contextvars.get_contextvars().get(TRACE_ID)
-        self._first_event_s: float | None = None
+        self._first_token_s: float | None = None
         self.num_prompt_tokens = stream.num_prompt_tokens
         self.num_output_tokens = 0
         self._is_engine_alive = is_engine_alive
@@ -136,8 +136,8 @@ class Generation:
             DeadlineExceededError: The request's time was up before that.
         """
         async for event in self._stream:
-            if self._first_event_s is None:
-                self._first_event_s = time.monotonic()
+            if self._first_token_s is None and event.token_ids:
+                self._first_token_s = time.monotonic()
             self.num_output_tokens += len(event.token_ids)
             if event.finish_reason is not None:
                 self.finish_reasons[event.choice_index] = event.finish_reason
@@ -180,14 +180,19 @@ class Generation:
 
     def record(self) -> GenerationRecord:
         """Return what is known of the request now that it has ended."""
-        summary, first_s = self.summary, self._first_event_s
-        if summary is None:
-            # Only an aborted or failed request has no summary: what was seen from here stands in.
-            duration_ms = _ms(time.monotonic() - self._submitted_s)
-            first_ms = None if first_s is None else _ms(first_s - self._submitted_s)
-        else:
+        summary = self.summary
+        # A request that was aborted has no summary, and that of one which the engine could not end
+        # knows no tokens: then what was seen from here stands in.
+        num_output_tokens = self.num_output_tokens
+        duration_ms = _ms(time.monotonic() - self._submitted_s)
+        first_s, first_ms = self._first_token_s, None
+        if first_s is not None:
+            first_ms = _ms(first_s - self._submitted_s)
+        if summary is not None:
             duration_ms = summary.timings.total_ms
-            first_ms = summary.timings.time_to_first_token_ms
+            if summary.num_output_tokens > 0:
+                num_output_tokens = summary.num_output_tokens
+                first_ms = summary.timings.time_to_first_token_ms
         return GenerationRecord(
             request_id=self.request_id,
             trace_id=self._trace_id,
@@ -195,9 +200,7 @@ class Generation:
             started_at=self._started_at,
             num_choices=self.num_choices,
             num_prompt_tokens=self.num_prompt_tokens,
-            num_output_tokens=self.num_output_tokens
-            if summary is None
-            else summary.num_output_tokens,
+            num_output_tokens=num_output_tokens,
             finish_reason=self._finish_reason(),
             knobs=self._request.compression,
             compression=None if summary is None else summary.compression,

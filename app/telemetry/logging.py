@@ -48,6 +48,7 @@ def configure_logging(level: str, stream: TextIO | None = None) -> None:
     """
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
+        structlog.stdlib.ExtraAdder(allow=("request_id",)),
         structlog.stdlib.add_logger_name,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),

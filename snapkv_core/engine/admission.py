@@ -29,15 +29,22 @@ class RequestPreparer:
         self._ledger = ledger
         self._seq_ids: Iterator[int] = itertools.count(1)
 
-    def prepare(self, request: GenerationRequest) -> tuple[Sequence, ...]:
+    def prepare(
+        self, request: GenerationRequest, arrival_s: float | None = None
+    ) -> tuple[Sequence, ...]:
         """Turn a request into its `n` sequences.
+
+        Args:
+            request: The request.
+            arrival_s: When it was submitted, `time.monotonic()`; None takes this moment.
 
         Raises:
             InvalidParameterError: A parameter does not fit this model or configuration.
             PromptTooLongError: The prompt does not fit the context.
             RequestTooLargeError: Its KV cache exceeds all memory there is for it.
         """
-        arrival_s = time.monotonic()
+        if arrival_s is None:
+            arrival_s = time.monotonic()
         is_chat = any(isinstance(part, ChatMessage) for part in request.prompt[:1])
         field = "messages" if is_chat else "prompt"
         prompt_ids = self._encode(request, field)

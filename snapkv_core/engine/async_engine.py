@@ -7,13 +7,13 @@ import threading
 import time
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Final
 
 from snapkv_core.config import CompressionConfig, EngineConfig
 from snapkv_core.engine.engine import Engine
 from snapkv_core.engine.finding import NOT_LOOKED_UP, Finding
 from snapkv_core.engine.memory_plan import held_memory_bytes
+from snapkv_core.engine.response_stream import ResponseStream
 from snapkv_core.engine.service_rate import ServiceRate
 from snapkv_core.engine.snapshot_cache import SnapshotCache
 from snapkv_core.errors import EngineStoppedError, QueueFullError, SnapKVError
@@ -21,73 +21,12 @@ from snapkv_core.events import (
     EngineObserver,
     EngineStats,
     GenerationRequest,
-    RequestSummary,
-    RequestTimings,
     TokenEvent,
 )
 from snapkv_core.sequence import FinishReason, Sequence
 
 _logger = logging.getLogger(__name__)
 _STOPPED: Final = "the engine was stopped before this request was finished"
-
-
-class ResponseStream:
-    """Events of one request, in order; an async iterator that ends after the summary.
-
-    Belongs to the event loop that submitted the request. Close it, or use it as an async context
-    manager: a stream that is closed before its end aborts its request.
-
-    Attributes:
-        request_id: The request.
-        num_prompt_tokens: Tokens of its prompt.
-        snapshot: What a snapshot did for it.
-    """
-
-    def __init__(
-        self,
-        engine: "AsyncEngine",
-        request_id: str,
-        num_prompt_tokens: int,
-        finding: Finding,
-    ) -> None:
-        self.request_id = request_id
-        self.num_prompt_tokens = num_prompt_tokens
-        self.snapshot = finding.use
-        self._finding = finding
-        self._engine = engine
-        self._loop = asyncio.get_running_loop()
-        self._events: asyncio.Queue[TokenEvent | None] = asyncio.Queue()
-        self._is_over = False
-
-    def __aiter__(self) -> "ResponseStream":
-        return self
-
-    async def __anext__(self) -> TokenEvent:
-        if self._is_over:
-            raise StopAsyncIteration
-        event = await self._events.get()
-        if event is None:
-            raise StopAsyncIteration
-        self._is_over = event.summary is not None
-        return event
-
-    async def __aenter__(self) -> "ResponseStream":
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        """Abort the request unless it is finished; harmless when called twice."""
-        if not self._is_over:
-            self._is_over = True
-            self._events.put_nowait(None)  # wakes a task that is waiting for the next event
-            self._engine._abandon(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,11 +161,14 @@ class AsyncEngine:
             raise QueueFullError(num_in_flight, self._service_rate.retry_after_s())
         self._num_preparing += 1
         try:
-            group = await asyncio.to_thread(self._engine.prepare, request)
+            # Other prompts may keep the threads that tokenise busy, which counts as waiting.
+            group = await asyncio.to_thread(self._engine.prepare, request, time.monotonic())
             finding = await self._find(request, group[0])
         finally:
             self._num_preparing -= 1
-        stream = ResponseStream(self, request.request_id, group[0].num_prompt_tokens, finding)
+        stream = ResponseStream(
+            group[0], finding, on_abandoned=self._abandon, on_ended=self._in_flight.discard
+        )
         with self._inbox_lock:
             try:
                 self._require_running()
@@ -265,9 +207,6 @@ class AsyncEngine:
             raise EngineStoppedError("the engine is stopped and takes no requests")
         if not self._thread.is_alive():
             raise EngineStoppedError("the engine thread has died; the service must be restarted")
-
-    def _forget(self, stream: ResponseStream) -> None:
-        self._in_flight.discard(stream)
 
     def _abandon(self, stream: ResponseStream) -> None:
         self._in_flight.discard(stream)
@@ -312,10 +251,10 @@ class AsyncEngine:
 
     def _add(self, message: _Add) -> None:
         try:
-            self._engine.add(message.request, message.group, message.stream._finding)
+            self._engine.add(message.request, message.group, message.stream.finding)
         except SnapKVError as error:
-            message.stream._finding.give(None)
-            self._post([(message.stream, _error_event(message.request.request_id, str(error)))])
+            message.stream.finding.give(None)
+            self._post([(message.stream, message.stream.ending(FinishReason.ERROR, str(error)))])
         else:
             self._streams[message.request.request_id] = message.stream
 
@@ -341,7 +280,7 @@ class AsyncEngine:
         """Hand events to their event loops, one call for each loop."""
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[ResponseStream, TokenEvent]]] = {}
         for stream, event in deliveries:
-            by_loop.setdefault(stream._loop, []).append((stream, event))
+            by_loop.setdefault(stream.loop, []).append((stream, event))
         for loop, batch in by_loop.items():
             try:
                 loop.call_soon_threadsafe(_put_all, batch)
@@ -352,14 +291,18 @@ class AsyncEngine:
 
     def _end_all(self, reason: str) -> None:
         """Give every stream its end, those still in the inbox included."""
+        try:
+            self._deliver(self._engine.end_all(reason))
+        except Exception:
+            _logger.exception("the engine could not end its requests")
         streams = list(self._streams.values())
         while not self._inbox.empty():
             message = self._inbox.get()
             if isinstance(message, _Add):
                 streams.append(message.stream)
         for stream in streams:
-            stream._finding.give(None)
-        self._post([(stream, _error_event(stream.request_id, reason)) for stream in streams])
+            stream.finding.give(None)
+        self._post([(stream, stream.ending(FinishReason.ERROR, reason)) for stream in streams])
         self._streams.clear()
 
     def _count(self) -> None:
@@ -375,22 +318,4 @@ class AsyncEngine:
 
 def _put_all(batch: SequenceOf[tuple[ResponseStream, TokenEvent]]) -> None:
     for stream, event in batch:
-        stream._events.put_nowait(event)
-        if event.summary is not None:
-            # Its memory is free already, whether or not anybody reads the rest.
-            stream._engine._forget(stream)
-
-
-def _error_event(request_id: str, error: str) -> TokenEvent:
-    """Build the only event of a request that the engine never ran to its end."""
-    reason = FinishReason.ERROR
-    return TokenEvent(
-        request_id=request_id,
-        choice_index=0,
-        text="",
-        finish_reason=reason,
-        summary=RequestSummary(
-            request_id, 0, 0, (reason,), None, RequestTimings(0.0, 0.0, 0.0, 0.0, 0.0)
-        ),
-        error=error,
-    )
+        stream.put(event)

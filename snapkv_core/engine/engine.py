@@ -13,7 +13,7 @@ from snapkv_core.engine.finding import NOT_LOOKED_UP, Finding
 from snapkv_core.engine.parts import build_parts
 from snapkv_core.engine.request_state import RequestState
 from snapkv_core.engine.scoring import Scorer
-from snapkv_core.engine.step_plan import PrefillSlice, StepPlan, StepResult
+from snapkv_core.engine.step_plan import PrefillSlice, StepPlan, StepResult, step_stats
 from snapkv_core.errors import (
     GenerationFailedError,
     InvalidParameterError,
@@ -24,7 +24,6 @@ from snapkv_core.events import (
     EngineObserver,
     GenerationRequest,
     RequestOutput,
-    StepStats,
     TokenEvent,
 )
 from snapkv_core.kv_cache.snapshot import PromptSnapshot
@@ -131,15 +130,22 @@ class Engine:
         sampling = SamplingParams(max_new_tokens=num_new, ignore_eos=True)
         self.generate(GenerationRequest("warm-up", prompt, sampling, compression))
 
-    def prepare(self, request: GenerationRequest) -> tuple[Sequence, ...]:
+    def prepare(
+        self, request: GenerationRequest, arrival_s: float | None = None
+    ) -> tuple[Sequence, ...]:
         """Tokenise and check a request; any thread may call this.
+
+        Args:
+            request: The request.
+            arrival_s: When it was submitted, `time.monotonic()`, from which its time counts; None
+                takes this moment.
 
         Raises:
             InvalidParameterError: A parameter does not fit this model or configuration.
             PromptTooLongError: The prompt does not fit the context.
             RequestTooLargeError: Its KV cache exceeds all memory there is for it.
         """
-        return self._preparer.prepare(request)
+        return self._preparer.prepare(request, arrival_s)
 
     def add(
         self,
@@ -177,6 +183,13 @@ class Engine:
         state = self._requests.get(request_id)
         return [] if state is None else self._end(state.group, FinishReason.ABORT)
 
+    def end_all(self, error: str) -> list[TokenEvent]:
+        """End every request with an error and free its memory."""
+        events = []
+        for state in list(self._requests.values()):
+            events += self._end(state.group, FinishReason.ERROR, error)
+        return events
+
     def step(self) -> list[TokenEvent]:
         """Run one step and return what became certain in it."""
         start_s = time.monotonic()
@@ -188,7 +201,8 @@ class Engine:
         self._scheduler.commit(plan, result)
         for seq_id, token_id in result.token_ids.items():
             events += self._token_events(self._sequences[seq_id], token_id)
-        self._tell("on_step", self._measure(plan, result, time.monotonic() - start_s))
+        duration_s = time.monotonic() - start_s
+        self._tell("on_step", step_stats(plan, result, self.spec.num_layers, duration_s))
         return events
 
     def generate(self, request: GenerationRequest) -> RequestOutput:
@@ -279,8 +293,9 @@ class Engine:
                 # The pacer learns from times, and a GPU's work is only queued so far.
                 self._runner.wait_for_device()
             except Exception as error:
-                _logger.exception("prefill slice failed")
-                failures.update(dict.fromkeys(plan.prefill[0].touched_ids, _describe(error)))
+                touched = plan.prefill[0].touched_ids
+                _logger.exception("prefill slice failed", extra=self._naming(touched))
+                failures.update(dict.fromkeys(touched, _describe(error)))
         prefill_end_s = time.monotonic()
         if plan.decode is not None:
             rows = [self._sequences[seq_id] for seq_id in plan.decode.seq_ids]
@@ -288,7 +303,7 @@ class Engine:
                 logits = self._runner.run_batch(plan.decode, self._sequences)
                 self._runner.sample(logits, rows, tokens, failures)
             except Exception as error:
-                _logger.exception("decode step failed")
+                _logger.exception("decode step failed", extra=self._naming(plan.decode.seq_ids))
                 failures.update(dict.fromkeys(plan.decode.seq_ids, _describe(error)))
         # A row that was sampled before another one failed must not count as a success.
         return StepResult(
@@ -296,18 +311,6 @@ class Engine:
             failures=failures,
             prefill_s=prefill_end_s - start_s if plan.prefill else 0.0,
             decode_s=time.monotonic() - prefill_end_s if plan.decode else 0.0,
-        )
-
-    def _measure(self, plan: StepPlan, result: StepResult, duration_s: float) -> StepStats:
-        num_read = sum(
-            part.token_end - part.token_start for part in plan.prefill if not part.is_restore
-        )
-        return StepStats(
-            duration_s=duration_s,
-            prefill_s=result.prefill_s,
-            decode_s=result.decode_s,
-            num_prefill_tokens=num_read / self.spec.num_layers,
-            num_decoded=len(plan.decode.seq_ids) if plan.decode else 0,
         )
 
     def _read(self, part: PrefillSlice, tokens: dict[int, int], failures: dict[int, str]) -> None:
@@ -341,7 +344,7 @@ class Engine:
             text, is_stopped = state.push(sequence, token_id)
         except Exception as error:
             # A tokenizer may raise on ids that pad its vocabulary.
-            _logger.exception("decoding a token failed")
+            _logger.exception("decoding a token failed", extra=self._naming((sequence.seq_id,)))
             return self._end((sequence,), FinishReason.ERROR, _describe(error))
         if is_stopped:
             self._scheduler.drop((sequence,), FinishReason.STOP)
@@ -374,6 +377,11 @@ class Engine:
         if event.summary is not None:
             self._requests.pop(event.request_id).give_snapshot(None)
             self._tell("on_request_finished", event.summary)
+
+    def _naming(self, seq_ids: tuple[int, ...]) -> dict[str, str]:
+        """Name the requests of some sequences, for a log line about them."""
+        request_ids = {self._sequences[seq_id].request_id: None for seq_id in seq_ids}
+        return {"request_id": ",".join(request_ids)}
 
     def _tell(self, method: str, *arguments: object) -> None:
         """Call the observer; its failure is its own."""

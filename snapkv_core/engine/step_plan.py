@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from snapkv_core.events import StepStats
 from snapkv_core.sequence import Sequence
 
 
@@ -79,6 +80,20 @@ class StepResult:
     failures: Mapping[int, str] = field(default_factory=dict)
     prefill_s: float = 0.0
     decode_s: float = 0.0
+
+
+def step_stats(plan: StepPlan, result: StepResult, num_layers: int, duration_s: float) -> StepStats:
+    """Return what observers are told of a step."""
+    num_read = sum(
+        part.token_end - part.token_start for part in plan.prefill if not part.is_restore
+    )
+    return StepStats(
+        duration_s=duration_s,
+        prefill_s=result.prefill_s,
+        decode_s=result.decode_s,
+        num_prefill_tokens=num_read / num_layers,
+        num_decoded=len(plan.decode.seq_ids) if plan.decode else 0,
+    )
 
 
 def whole_prompt(sequence: Sequence, num_layers: int, slice_tokens: int) -> Iterator[PrefillSlice]:

@@ -152,7 +152,7 @@ class KVCacheManager:
             tuple(
                 cut_into_tiles(
                     self._pool,
-                    self._tables.page_tables[:, slots],
+                    self._tables.of_slots(slots),
                     self._tables.kv_lens[:, slots],
                     self.layout.page_size,
                 )

@@ -93,6 +93,17 @@ class PageTables:
         self.prompt_lens[layer_idx, slot] = lens
         return is_filled
 
+    def of_slots(self, slots: Tensor) -> Tensor:
+        """Return the tables of some slots, no wider than the longest of them needs.
+
+        Other sequences, those that have ended included, may have made the tables wider by far.
+
+        Returns:
+            `[num_layers, len(slots), num_kv_heads, width]`, int32, a copy.
+        """
+        width = self._layout.pages_for(int(self.kv_lens[:, slots].max()))
+        return self.page_tables[..., :width][:, slots]
+
     def starts_page(self, slots: Tensor) -> Tensor:
         """Tell which heads need a page for their next token.
 
@@ -121,8 +132,8 @@ class PageTables:
             at = lens[layers, rows, heads].long() // page_size
             self.page_tables[layers, slots[rows], heads, at] = page_ids
         at = (lens.long() // page_size).unsqueeze(-1)
-        pages = self.page_tables[:, slots].gather(-1, at).squeeze(-1)
         self.kv_lens[:, slots] = lens + 1
+        pages = self.of_slots(slots).gather(-1, at).squeeze(-1)
         return pages.long() * page_size + lens % page_size
 
     def pages(self, slot: int) -> tuple[Tensor, Tensor]:

@@ -102,7 +102,9 @@ async def test_failed_generation_counts_as_error(log: io.StringIO, stream: bool)
             json={"prompt": "a", "stream": stream},
             headers={"X-Request-Timeout": "0.02"},
         )
-    assert [line.values["Errors"] for line in of_generations(log)] == [1, 1]
+    lines = of_generations(log)
+    assert [line.values["Errors"] for line in lines] == [1, 1]
+    assert not any("TimeToFirstToken" in line.values for line in lines)
 
 
 @pytest.mark.parametrize(

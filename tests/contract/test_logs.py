@@ -118,6 +118,7 @@ async def test_failed_request_is_logged_as_error(log: io.StringIO, stream: bool)
     assert failed["error"] == "the fake was told to fail"
     (complete,) = events_of(log, "inference_complete")
     assert complete["finish_reason"] == "error"
+    assert complete["time_to_first_token_ms"] is None
 
 
 async def test_no_text_of_a_request_is_ever_logged(log: io.StringIO) -> None:

@@ -1,7 +1,11 @@
 """Streams of the asyncio front: all events in order, an abort when a reader leaves, a clean end."""
 
 import asyncio
+import threading
+import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -215,4 +219,101 @@ async def test_an_engine_that_was_never_started_refuses() -> None:
     engine = AsyncEngine(make_engine(build_model("llama", 2, seed=51)))
     with pytest.raises(EngineStoppedError):
         await engine.submit(make_request("hi"))
+    engine.stop()
+
+
+# ---------------------------------------------------------------------- requests the engine fails
+
+
+async def test_stopping_tells_what_each_request_had_and_how_long_it_took(
+    engine: AsyncEngine, recorder: Recorder
+) -> None:
+    """The observer, the metrics and the log would otherwise know of requests without a second."""
+    request = make_request(_PROMPT, _COMPRESSION, max_new_tokens=400, ignore_eos=True)
+    events = []
+    async with await engine.submit(request) as stream:
+        async for event in stream:
+            events.append(event)
+            if len(events) == 3:
+                await asyncio.to_thread(engine.stop)
+    (summary,) = recorder.summaries
+    assert summary == summary_of(events)
+    assert summary.finish_reasons == (FinishReason.ERROR,)
+    assert summary.num_output_tokens == len(ids_of(events)) >= 3
+    assert summary.timings.total_ms > summary.timings.time_to_first_token_ms > 0
+
+
+async def test_a_request_still_in_the_inbox_is_ended_with_its_waiting_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was submitted, and the engine died before it looked."""
+    inner = make_engine(build_model("llama", 2, seed=51))
+    is_stepping, may_die = threading.Event(), threading.Event()
+
+    def die() -> list[TokenEvent]:
+        is_stepping.set()
+        may_die.wait(10)
+        raise RuntimeError("a bug of ours")
+
+    monkeypatch.setattr(inner, "step", die)
+    engine = AsyncEngine(inner)
+    engine.start()
+    first = await engine.submit(make_request(_PROMPT, _COMPRESSION, max_new_tokens=4))
+    assert await asyncio.to_thread(is_stepping.wait, 10)
+    second = await engine.submit(make_request(_PROMPT, _COMPRESSION, max_new_tokens=4))
+    await asyncio.sleep(0.05)
+    may_die.set()
+    for stream in (first, second):
+        (event,) = [event async for event in stream]
+        assert event.finish_reason is FinishReason.ERROR
+        assert event.summary is not None
+        assert event.summary.num_prompt_tokens == 100
+        assert event.summary.timings.total_ms >= 50
+    await asyncio.to_thread(engine.stop)
+    assert not engine.stats().is_alive
+    with pytest.raises(EngineStoppedError):
+        await engine.submit(make_request(_PROMPT, _COMPRESSION, max_new_tokens=4))
+
+
+async def test_a_step_that_hangs_does_not_outlast_a_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The engine looks at deadlines between its steps; the reader does not wait for it."""
+    monkeypatch.setattr("snapkv_core.engine.response_stream._HUNG_STEP_S", 0.1)
+    inner = make_engine(build_model("llama", 2, seed=51))
+    may_go_on = threading.Event()
+    step = inner.step
+
+    def hang() -> list[TokenEvent]:
+        may_go_on.wait(10)
+        return step()
+
+    monkeypatch.setattr(inner, "step", hang)
+    engine = AsyncEngine(inner)
+    engine.start()
+    request = replace(
+        make_request(_PROMPT, _COMPRESSION, max_new_tokens=4, ignore_eos=True), timeout_s=0.2
+    )
+    start_s = time.monotonic()
+    (event,) = [event async for event in await engine.submit(request)]
+    assert 0.3 <= time.monotonic() - start_s < 5.0
+    assert event.finish_reason is FinishReason.DEADLINE
+    assert event.summary is not None
+    assert event.summary.timings.total_ms >= 300
+    may_go_on.set()
+    await idle(engine)
+    await asyncio.to_thread(engine.stop)
+
+
+async def test_waiting_for_a_thread_that_tokenises_counts() -> None:
+    """From submission on, whatever keeps the threads busy."""
+    inner = make_engine(build_model("llama", 2, seed=51))
+    engine = AsyncEngine(inner)
+    engine.start()
+    with ThreadPoolExecutor(1) as pool:
+        asyncio.get_running_loop().set_default_executor(pool)
+        pool.submit(time.sleep, 0.3)
+        request = make_request(_PROMPT, _COMPRESSION, max_new_tokens=2, ignore_eos=True)
+        events = [event async for event in await engine.submit(request)]
+    assert summary_of(events).timings.queue_ms >= 250
     engine.stop()

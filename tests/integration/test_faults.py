@@ -27,6 +27,7 @@ from snapkv_core.models.demo import demo_model_dir
 from snapkv_core.models.tokenizer import HFTokenizer
 from tests.support.engines import ask, drain, make_engine, make_request, run_together, summary_of
 from tests.support.essays import cache_dir
+from tests.support.logs import captured_log
 from tests.support.models import ByteTokenizer, build_model, random_prompt
 
 
@@ -205,3 +206,23 @@ def test_truncation_saved_with_a_tokenizer_is_not_applied() -> None:
     wrapped = PreTrainedTokenizerFast(tokenizer_object=core)
     ids = HFTokenizer(wrapped).encode("one two three four five six seven eight nine ten")
     assert len(ids) == 10
+
+
+@pytest.mark.parametrize("method", ["run_slice", "run_batch"])
+def test_a_failed_step_is_logged_with_the_requests_that_it_ends(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a field, so that whoever has the id of an answer finds the stack trace."""
+    engine = make_engine(build_model("llama", 2, seed=3))
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(engine.parts.runner, method, fail)
+    with captured_log("error") as log:
+        request = make_request(random_prompt(40, seed=1), max_new_tokens=4, ignore_eos=True)
+        with pytest.raises(GenerationFailedError):
+            engine.generate(request)
+    (line,) = (json.loads(line) for line in log.getvalue().splitlines())
+    assert line["request_id"] == request.request_id
+    assert line["error_type"] == "RuntimeError"
