@@ -12,7 +12,7 @@ from app.cli.weights import showing_downloads
 from app.integrations.aws.weights import progress
 from app.integrations.aws.weights.errors import WeightsError
 from app.integrations.aws.weights.progress import ProgressLog, StallWatch, Tally, TransferProgress
-from app.integrations.aws.weights.workers import run_parallel
+from app.integrations.aws.workers import run_parallel
 from tests.support.logs import captured_log
 
 

@@ -26,7 +26,7 @@ from app.integrations.aws.weights.progress import (
 )
 from app.integrations.aws.weights.reader import BrokenBodyError, S3Reader
 from app.integrations.aws.weights.staging import WRITE_FLAGS, written_bytes
-from app.integrations.aws.weights.workers import run_parallel
+from app.integrations.aws.workers import run_parallel
 
 _log = structlog.get_logger("snapkv.weights")
 

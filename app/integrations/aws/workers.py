@@ -59,7 +59,7 @@ def run_parallel(
                     ended.set()
 
     threads = [
-        threading.Thread(target=run_tasks, name=f"snapkv-weights-{number}", daemon=True)
+        threading.Thread(target=run_tasks, name=f"snapkv-transfer-{number}", daemon=True)
         for number in range(num_threads)
     ]
     for thread in threads:
