@@ -28,6 +28,7 @@ from snapkv_core.errors import (
     QueueFullError,
     RequestTooLargeError,
     SnapKVError,
+    StoreError,
 )
 from snapkv_core.events import (
     ChatMessage,
@@ -42,6 +43,15 @@ from snapkv_core.events import (
     StepStats,
     TokenEvent,
 )
+from snapkv_core.kv_cache.store import (
+    KVStore,
+    MemoryStore,
+    NullStore,
+    check_blob,
+    check_key,
+    check_namespace,
+)
+from snapkv_core.kv_cache.tiered_store import OnStoreError, TieredStore
 from snapkv_core.models.demo import ensure_demo_model
 from snapkv_core.sampling_params import (
     MAX_CHOICES,
@@ -78,8 +88,12 @@ __all__ = [
     "GenerationRequest",
     "InvalidParameterError",
     "KVCacheError",
+    "KVStore",
     "KeptTokenCounts",
+    "MemoryStore",
     "ModelLoadError",
+    "NullStore",
+    "OnStoreError",
     "PromptTooLongError",
     "QueueFullError",
     "RequestOutput",
@@ -90,7 +104,12 @@ __all__ = [
     "SamplingParams",
     "SnapKVError",
     "StepStats",
+    "StoreError",
+    "TieredStore",
     "TokenEvent",
+    "check_blob",
+    "check_key",
+    "check_namespace",
     "ensure_demo_model",
     "resolve_compression",
     "snapkv_select",

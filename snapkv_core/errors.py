@@ -10,6 +10,7 @@ SnapKVError
 ├── GenerationFailedError   a step raised while this sequence was in it
 ├── DeadlineExceededError   the request's time was up before its answer was complete
 ├── ModelLoadError          the model cannot be served; raised at start only
+├── StoreError              a store of snapshots cannot say, or did not take, what it was asked
 └── KVCacheError            an invariant of the KV store was broken: our bug
 ```
 """
@@ -100,6 +101,22 @@ class DeadlineExceededError(SnapKVError):
 
 class ModelLoadError(SnapKVError):
     """The model cannot be served; the message says what to change."""
+
+
+class StoreError(SnapKVError):
+    """A store of snapshots could not be reached, or answered wrongly.
+
+    The text holds no key, address or answer of the store, so it may be logged.
+
+    Attributes:
+        store: Short name of the store.
+        reason: What is wrong, in a few words.
+    """
+
+    def __init__(self, store: str, reason: str) -> None:
+        super().__init__(f"{store}: {reason}")
+        self.store = store
+        self.reason = reason
 
 
 class KVCacheError(SnapKVError):
