@@ -1,0 +1,1 @@
+"""Valkey, or Redis: a store of snapshots that replicas share."""
