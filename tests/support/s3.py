@@ -112,11 +112,13 @@ class FakeS3:
         objects: Content by key.
         fault_of: Says what goes wrong with a request; called on the server's threads.
         requests: What came in, in order.
+        headers: Further headers of every answer.
     """
 
     objects: dict[str, bytes] = field(default_factory=dict)
     fault_of: Callable[[S3Request], Fault | None] = lambda _: None
     requests: list[S3Request] = field(default_factory=list)
+    headers: dict[str, str] = field(default_factory=dict)
     closing: threading.Event = field(default_factory=threading.Event)
 
     def starts_of(self, name: str) -> list[int]:
@@ -196,7 +198,7 @@ class _Handler(BaseHTTPRequestHandler):
         etag = f'"{hashlib.md5(content).hexdigest()}"'
         if self.headers.get("If-Match", etag) != etag:
             return self._refuse(412, "PreconditionFailed")
-        headers, status, body = {"ETag": etag}, 200, content
+        headers, status, body = {"ETag": etag, **self.s3.headers}, 200, content
         if wanted and not fault.ignore_range:
             first, last = int(wanted[1]), int(wanted[2])
             headers["Content-Range"] = f"bytes {first}-{last}/{len(content)}"
