@@ -50,7 +50,7 @@ from snapkv_core.kv_cache.store import (
     MemoryStore,
     NullStore,
     check_blob,
-    check_entry,
+    check_key,
     check_namespace,
 )
 from snapkv_core.kv_cache.tiered_store import OnStoreError, TieredStore
@@ -111,7 +111,7 @@ __all__ = [
     "TieredStore",
     "TokenEvent",
     "check_blob",
-    "check_entry",
+    "check_key",
     "check_namespace",
     "ensure_demo_model",
     "resolve_compression",

@@ -26,7 +26,6 @@ from snapkv_core.events import (
     RequestOutput,
     TokenEvent,
 )
-from snapkv_core.kv_cache.snapshot import PromptSnapshot
 from snapkv_core.models.loader import LoadedModel, load_model, prepare_model
 from snapkv_core.models.tokenizer import Tokenizer
 from snapkv_core.sampling_params import SamplingParams
@@ -201,8 +200,8 @@ class Engine:
         self._scheduler.commit(plan, result)
         for seq_id, token_id in result.token_ids.items():
             events += self._token_events(self._sequences[seq_id], token_id)
-        duration_s = time.monotonic() - start_s
-        self._tell("on_step", step_stats(plan, result, self.spec.num_layers, duration_s))
+        stats = step_stats(plan, result, self.spec.num_layers, time.monotonic() - start_s)
+        self._tell("on_step", stats)
         return events
 
     def generate(self, request: GenerationRequest) -> RequestOutput:
@@ -330,13 +329,12 @@ class Engine:
         self._runner.sample(logits.expand(len(group), -1), group, tokens, failures)
 
     def _give_snapshot(self, state: RequestState, seq_id: int) -> None:
-        snapshot: PromptSnapshot | None = None
         try:
-            snapshot = self._runner.snapshot(seq_id)
+            state.give_snapshot(self._runner.snapshot(seq_id))
         except Exception:
             # It saves others time; the answer does not need it.
-            _logger.exception("taking a snapshot failed")
-        state.give_snapshot(snapshot)
+            _logger.exception("taking a snapshot failed", extra=self._naming((seq_id,)))
+            state.give_snapshot(None)
 
     def _token_events(self, sequence: Sequence, token_id: int) -> list[TokenEvent]:
         state = self._requests[sequence.request_id]

@@ -71,7 +71,7 @@ def check_namespace(namespace: str) -> None:
         raise InvalidParameterError("namespace", "must be 1 to 64 characters of A-Z a-z 0-9 _ -")
 
 
-def check_entry(namespace: str, key: str) -> None:
+def check_key(namespace: str, key: str) -> None:
     """Raise `InvalidParameterError` unless these may be a namespace and a key."""
     check_namespace(namespace)
     if not _KEY.fullmatch(key):
@@ -80,7 +80,7 @@ def check_entry(namespace: str, key: str) -> None:
 
 def check_blob(namespace: str, key: str, blob: bytes) -> None:
     """Raise `InvalidParameterError` unless this blob may be put under namespace and key."""
-    check_entry(namespace, key)
+    check_key(namespace, key)
     if not blob:
         raise InvalidParameterError("blob", "is empty")
 
@@ -92,7 +92,7 @@ class NullStore:
 
     def get(self, namespace: str, key: str) -> bytes | None:
         """See `KVStore.get`."""
-        check_entry(namespace, key)
+        check_key(namespace, key)
         return None
 
     def put(self, namespace: str, key: str, blob: bytes) -> None:
@@ -108,7 +108,7 @@ class NullStore:
         """See `KVStore.close`."""
 
 
-class _Entry(NamedTuple):
+class _Kept(NamedTuple):
     blob: bytes
     expires_s: float
 
@@ -117,7 +117,7 @@ class MemoryStore:
     """Keeps blobs in this process, the most recently used ones, up to a number of bytes.
 
     All namespaces share the bytes. Blobs are not copied. `_lock` guards the rest: the sizes in
-    `_entries`, which is in order of use, add up to `_num_bytes`, at most `max_bytes`.
+    `_kept`, which is in order of use, add up to `_num_bytes`, at most `max_bytes`.
     """
 
     name: Final = "memory"
@@ -147,7 +147,7 @@ class MemoryStore:
         self._max_age_s = float("inf") if max_age_s is None else max_age_s
         self._clock = clock
         self._lock = threading.Lock()
-        self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str], _Kept] = OrderedDict()
         self._num_bytes = 0
 
     @property
@@ -157,34 +157,34 @@ class MemoryStore:
 
     def get(self, namespace: str, key: str) -> bytes | None:
         """See `KVStore.get`."""
-        check_entry(namespace, key)
+        check_key(namespace, key)
         with self._lock:
             self._drop_expired()
-            entry = self._entries.get((namespace, key))
-            if entry is None:
+            kept = self._kept.get((namespace, key))
+            if kept is None:
                 return None
-            self._entries.move_to_end((namespace, key))
-            return entry.blob
+            self._kept.move_to_end((namespace, key))
+            return kept.blob
 
     def put(self, namespace: str, key: str, blob: bytes) -> None:
         """See `KVStore.put`; a blob larger than the whole store is not taken, without an error."""
         check_blob(namespace, key, blob)
         with self._lock:
             self._drop_expired()
-            if (namespace, key) in self._entries:
+            if (namespace, key) in self._kept:
                 self._drop((namespace, key))
             if len(blob) > self.max_bytes:
                 return
             while self._num_bytes + len(blob) > self.max_bytes:
-                self._drop(next(iter(self._entries)))
-            self._entries[namespace, key] = _Entry(blob, self._clock() + self._max_age_s)
+                self._drop(next(iter(self._kept)))
+            self._kept[namespace, key] = _Kept(blob, self._clock() + self._max_age_s)
             self._num_bytes += len(blob)
 
     def delete_namespace(self, namespace: str) -> int:
         """See `KVStore.delete_namespace`."""
         check_namespace(namespace)
         with self._lock:
-            found = [place for place in self._entries if place[0] == namespace]
+            found = [place for place in self._kept if place[0] == namespace]
             for place in found:
                 self._drop(place)
             return len(found)
@@ -192,14 +192,14 @@ class MemoryStore:
     def close(self) -> None:
         """See `KVStore.close`."""
         with self._lock:
-            self._entries.clear()
+            self._kept.clear()
             self._num_bytes = 0
 
     def _drop_expired(self) -> None:
         # A few thousand blobs of a megabyte fill the largest machine: looking at all is cheap.
         now_s = self._clock()
-        for place in [place for place, entry in self._entries.items() if entry.expires_s <= now_s]:
+        for place in [place for place, kept in self._kept.items() if kept.expires_s <= now_s]:
             self._drop(place)
 
     def _drop(self, place: tuple[str, str]) -> None:
-        self._num_bytes -= len(self._entries.pop(place).blob)
+        self._num_bytes -= len(self._kept.pop(place).blob)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from snapkv_core.errors import InvalidParameterError, StoreError
-from snapkv_core.kv_cache.store import KVStore, MemoryStore, check_blob, check_entry
+from snapkv_core.kv_cache.store import KVStore, MemoryStore, check_blob, check_key
 
 #: Copies that may wait or run at once; each holds a blob of up to hundreds of megabytes.
 MAX_PENDING_COPIES: Final = 2
@@ -59,7 +59,7 @@ class TieredStore:
 
     def get(self, namespace: str, key: str) -> bytes | None:
         """See `KVStore.get`; fails only where all stores do."""
-        check_entry(namespace, key)
+        check_key(namespace, key)
         epoch = self._copies.epoch_of(namespace)
         without: list[KVStore] = []
         num_failed = 0

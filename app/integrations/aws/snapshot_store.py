@@ -24,7 +24,7 @@ from snapkv_core import (
     InvalidParameterError,
     StoreError,
     check_blob,
-    check_entry,
+    check_key,
     check_namespace,
 )
 from snapkv_core.validation import require_int, require_number
@@ -140,7 +140,7 @@ class S3Store:
 
     def get(self, namespace: str, key: str) -> bytes | None:
         """See `KVStore.get`; an object with another content than it was put with is removed."""
-        check_entry(namespace, key)
+        check_key(namespace, key)
         name = self._name_of(namespace, key)
         check_time = _time_limit(self._config.get_timeout_s)
         with _store_errors():

@@ -49,8 +49,8 @@ class ValkeyConfig:
         elasticache: Logs in with IAM; neither username nor password is given then.
         ca_file: Certificates, in PEM, that sign the server's; None trusts the system's.
         is_cluster: Whether the server runs in cluster mode.
-        ttl_s: Seconds after which an entry expires, counted from when it was put.
-        chunk_bytes: Bytes of one value; entries are cut into such chunks.
+        ttl_s: Seconds after which a blob expires, counted from when it was put.
+        chunk_bytes: Bytes of one value; blobs are cut into such chunks.
         num_chunks_per_trip: Chunks that are sent or asked for before answers are read.
         max_blob_bytes: Bytes of the largest blob that is put or read.
         max_connections: Connections to one node, and calls that use it at once; others wait.

@@ -1,6 +1,6 @@
 """The store that replicas share: snapshots in Valkey, in chunks and with a time to live.
 
-Keys, manifest and chunks are described in `entry`; which server holds them is `nodes`' business.
+Keys, manifest and chunks are described in `layout`; which server holds them is `nodes`' business.
 """
 
 import hashlib
@@ -16,16 +16,17 @@ from valkey.exceptions import OutOfMemoryError
 from app.integrations.aws.elasticache_token import ElastiCacheTokens
 from app.integrations.valkey.config import MIN_CHUNK_BYTES, ValkeyConfig
 from app.integrations.valkey.connection import CallDeadline, ConnectionLimits, Credentials
-from app.integrations.valkey.entry import (
-    EntryKeys,
+from app.integrations.valkey.exchange import Command, exchange, fetch
+from app.integrations.valkey.failures import describe_failure
+from app.integrations.valkey.layout import (
+    BlobKeys,
     Manifest,
     decode_manifest,
     is_manifest_key,
     namespace_pattern,
 )
-from app.integrations.valkey.failures import describe_failure
-from app.integrations.valkey.nodes import Command, exchange, open_nodes
-from snapkv_core import StoreError, check_blob, check_entry, check_namespace
+from app.integrations.valkey.nodes import open_nodes
+from snapkv_core import StoreError, check_blob, check_key, check_namespace
 
 _Result = TypeVar("_Result")
 _NAME: Final = "valkey"
@@ -75,9 +76,9 @@ class ValkeyStore:
         self._nodes = open_nodes(config, limits, credentials)
 
     def get(self, namespace: str, key: str) -> bytes | None:
-        """See `KVStore.get`; what is left of a broken entry is removed."""
-        check_entry(namespace, key)
-        keys = EntryKeys(namespace, key)
+        """See `KVStore.get`; what is left of a broken blob is removed."""
+        check_key(namespace, key)
+        keys = BlobKeys(namespace, key)
         return self._bounded(
             self._config.get_timeout_s,
             lambda: self._nodes.run(keys.manifest, lambda client: self._read(client, keys)),
@@ -88,7 +89,7 @@ class ValkeyStore:
         check_blob(namespace, key, blob)
         if len(blob) > self._config.max_blob_bytes:
             raise StoreError(_NAME, f"a blob has more than {self._config.max_blob_bytes} bytes")
-        keys = EntryKeys(namespace, key)
+        keys = BlobKeys(namespace, key)
         manifest = Manifest(len(blob), self._config.chunk_bytes, hashlib.sha256(blob).hexdigest())
         self._bounded(
             self._config.put_timeout_s,
@@ -120,7 +121,7 @@ class ValkeyStore:
             # anything.
             raise StoreError(_NAME, describe_failure(error)) from error
 
-    def _read(self, client: Any, keys: EntryKeys) -> bytes | None:
+    def _read(self, client: Any, keys: BlobKeys) -> bytes | None:
         (raw,) = exchange(client, [("GET", keys.manifest)])
         if raw is None:
             return None
@@ -128,27 +129,27 @@ class ValkeyStore:
         if manifest is None:
             # It may be one of another version: it is left for the replicas that know it.
             return None
+        # Its bytes are given away without a copy once they are filled in.
+        blob = io.BytesIO(bytes(manifest.num_bytes))
         digest = hashlib.sha256()
-        # Grows in place and gives its bytes away without a copy, unlike a list that is joined.
-        blob = io.BytesIO()
-        for indices in manifest.trips(self._config.num_chunks_per_trip):
-            chunks = exchange(client, [("GET", key) for key in keys.chunks(indices)])
-            for index, chunk in zip(indices, chunks, strict=True):
-                if not manifest.fits(index, chunk):
+        with blob.getbuffer() as view:
+            for indices in manifest.trips(self._config.num_chunks_per_trip):
+                chunks = [view[manifest.span(index)] for index in indices]
+                if not fetch(client, keys.chunks(indices), chunks):
                     self._discard(client, keys, manifest)
                     return None
-                digest.update(chunk)
-                blob.write(chunk)
+                for chunk in chunks:
+                    digest.update(chunk)
         if digest.hexdigest() != manifest.sha256:
             self._discard(client, keys, manifest)
             return None
         return blob.getvalue()
 
-    def _write(self, client: Any, keys: EntryKeys, manifest: Manifest, blob: bytes) -> None:
+    def _write(self, client: Any, keys: BlobKeys, manifest: Manifest, blob: bytes) -> None:
         view = memoryview(blob)
         # The first chunk is there before the manifest and must not be gone before it.
         chunk_ttl_s = self._config.ttl_s + math.ceil(self._config.put_timeout_s)
-        # First of all the old entry ends: a reader must not find its manifest among new chunks.
+        # First of all the old blob ends: a reader must not find its manifest among new chunks.
         commands: list[Command] = [("UNLINK", keys.manifest)]
         try:
             for indices in manifest.trips(self._config.num_chunks_per_trip):
@@ -164,15 +165,15 @@ class ValkeyStore:
             self._discard(client, keys, manifest)
             raise
 
-    def _discard(self, client: Any, keys: EntryKeys, manifest: Manifest) -> None:
-        """Remove what there is of an entry, if that works."""
+    def _discard(self, client: Any, keys: BlobKeys, manifest: Manifest) -> None:
+        """Remove what there is of a blob, if that works."""
         chunks = keys.chunks(range(manifest.num_chunks))
         with suppress(Exception):
             exchange(client, [("UNLINK", keys.manifest, *chunks)])
 
 
 def _sweep(client: Any, namespace: str) -> int:
-    """Remove the keys of a namespace from one node; return how many entries they made."""
+    """Remove the keys of a namespace from one node; return how many blobs they made."""
     num_removed, cursor = 0, 0
     pattern = namespace_pattern(namespace)
     while True:

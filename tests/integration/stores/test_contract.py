@@ -20,7 +20,7 @@ from tests.support.stores import (
 )
 
 STORES = ("memory", "valkey", "valkey_tls", "valkey_cluster", "s3", "tiered")
-BAD_ENTRIES = [
+BAD_PLACES = [
     ("", KEY, "namespace"),
     ("a" * 65, KEY, "namespace"),
     ("a:b", KEY, "namespace"),
@@ -122,7 +122,7 @@ def test_newer_blob_takes_the_place_of_an_older_one(store: KVStore, namespace: s
 
 
 def test_namespaces_do_not_see_each_other(store: KVStore, namespace: str) -> None:
-    """The same key is another entry."""
+    """The same key is another blob."""
     store.put(namespace, KEY, b"one")
     assert store.get(f"{namespace}2", KEY) is None
     store.put(f"{namespace}2", KEY, b"two")
@@ -142,7 +142,7 @@ def test_deletion_takes_all_of_a_namespace_and_no_more(store: KVStore, namespace
     assert store.delete_namespace(namespace) == 0
 
 
-@pytest.mark.parametrize(("namespace", "key", "field"), BAD_ENTRIES)
+@pytest.mark.parametrize(("namespace", "key", "field"), BAD_PLACES)
 def test_other_forms_of_namespace_and_key_are_refused(
     store: KVStore, namespace: str, key: str, field: str
 ) -> None:
@@ -164,17 +164,35 @@ def test_empty_blob_is_refused(store: KVStore, namespace: str) -> None:
         store.put(namespace, KEY, b"")
 
 
-def test_threads_see_whole_blobs_only(store: KVStore, namespace: str) -> None:
-    """Eight threads write and read three keys, each write another blob."""
-    blobs = {blob_of(3 * CHUNK_BYTES + seed, seed) for seed in range(24)}
+def test_threads_do_not_disturb_each_other(store: KVStore, namespace: str) -> None:
+    """Eight of them write and read keys of their own, and all read one more."""
+    blobs = {key_of(seed): blob_of(3 * CHUNK_BYTES + seed, seed) for seed in range(24)}
+    store.put(namespace, KEY, b"blob")
 
-    def work(blob: bytes) -> list[bytes | None]:
-        key = key_of(len(blob) % 3)
-        store.put(namespace, key, blob)
-        return [store.get(namespace, key), store.get(namespace, key_of(len(blob) % 2))]
+    def work(key: str) -> bool:
+        store.put(namespace, key, blobs[key])
+        return (store.get(namespace, key), store.get(namespace, KEY)) == (blobs[key], b"blob")
 
     with ThreadPoolExecutor(8) as executor:
-        found = [blob for answers in executor.map(work, blobs) for blob in answers]
-    assert {blob for blob in found if blob is not None} <= blobs
+        assert all(executor.map(work, blobs))
+    assert store.delete_namespace(namespace) == (75 if store.name == "tiered" else 25)
+
+
+@pytest.mark.parametrize(
+    "store",
+    [name for name in STORES if name not in ("s3", "tiered")],  # moto fails where S3 does not
+    indirect=True,
+)
+def test_key_that_many_threads_write_is_whole_or_missing(store: KVStore, namespace: str) -> None:
+    """Whichever of them was last, and whoever reads in between."""
+    blobs = {blob_of(3 * CHUNK_BYTES + seed, seed) for seed in range(48)}
+
+    def work(blob: bytes) -> bytes | None:
+        store.put(namespace, KEY, blob)
+        return store.get(namespace, KEY)
+
+    with ThreadPoolExecutor(8) as executor:
+        found = set(executor.map(work, blobs))
+    assert found <= blobs | {None}
     store.put(namespace, KEY, b"blob")
     assert store.get(namespace, KEY) == b"blob"

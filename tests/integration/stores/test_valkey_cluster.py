@@ -1,4 +1,4 @@
-"""The Valkey store over a cluster: where entries lie, and slots and nodes that change."""
+"""The Valkey store over a cluster: where blobs lie, and slots and nodes that change."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from valkey.crc import key_slot
 
-from app.integrations.valkey.entry import EntryKeys
+from app.integrations.valkey.layout import BlobKeys
 from snapkv_core import StoreError
 from tests.support.redis_server import RedisServer, keys_in, redis_cluster
 from tests.support.stores import CHUNK_BYTES, KEY, blob_of, key_of, valkey_store
 from tests.support.tools import require_tool
 
 BLOB = blob_of(4 * CHUNK_BYTES)
-NUM_ENTRIES = 30
+NUM_BLOBS = 30
 
 pytestmark = pytest.mark.slow
 
@@ -39,31 +39,31 @@ def slots_of(node: RedisServer) -> set[int]:
 
 
 def holder_of(nodes: Sequence[RedisServer], key: str) -> RedisServer:
-    """Return the node that holds an entry, by what the nodes say themselves."""
-    slot = key_slot(EntryKeys("t", key).manifest.encode())
+    """Return the node that holds a blob, by what the nodes say themselves."""
+    slot = key_slot(BlobKeys("t", key).manifest.encode())
     (holder,) = [node for node in nodes if slot in slots_of(node)]
     return holder
 
 
-def test_entry_lies_on_one_node_and_entries_on_all(cluster: Sequence[RedisServer]) -> None:
-    """So balance is by entries: a large one is not spread."""
+def test_blob_lies_on_one_node_and_blobs_on_all(cluster: Sequence[RedisServer]) -> None:
+    """So balance is by blobs: a large one is not spread."""
     with valkey_store(cluster[0].url, is_cluster=True) as store:
-        for number in range(NUM_ENTRIES):
+        for number in range(NUM_BLOBS):
             store.put("t", key_of(number), BLOB)
     names = [{key.rpartition(":")[0] for key in keys_in(node)} for node in cluster]
-    assert sum(len(found) for found in names) == NUM_ENTRIES == len(set.union(*names))
-    assert all(len(found) > NUM_ENTRIES / 10 for found in names)
-    assert sum(len(keys_in(node)) for node in cluster) == NUM_ENTRIES * 5
+    assert sum(len(found) for found in names) == NUM_BLOBS == len(set.union(*names))
+    assert all(len(found) > NUM_BLOBS / 10 for found in names)
+    assert sum(len(keys_in(node)) for node in cluster) == NUM_BLOBS * 5
 
 
 def test_any_node_leads_to_all(cluster: Sequence[RedisServer]) -> None:
     """What was put through one address is got through another."""
     with valkey_store(cluster[0].url, is_cluster=True) as one:
-        for number in range(NUM_ENTRIES):
+        for number in range(NUM_BLOBS):
             one.put("t", key_of(number), BLOB)
     with valkey_store(cluster[2].url, is_cluster=True) as two:
-        assert all(two.get("t", key_of(number)) == BLOB for number in range(NUM_ENTRIES))
-        assert two.delete_namespace("t") == NUM_ENTRIES
+        assert all(two.get("t", key_of(number)) == BLOB for number in range(NUM_BLOBS))
+        assert two.delete_namespace("t") == NUM_BLOBS
     assert [keys_in(node) for node in cluster] == [{}, {}, {}]
 
 
@@ -86,7 +86,7 @@ def test_slot_that_moved_is_found_in_the_same_call(cluster: Sequence[RedisServer
     """Reading and writing; the store's map of the cluster is from before."""
     with valkey_store(cluster[0].url, is_cluster=True) as store:
         store.put("t", KEY, BLOB)
-        slot = key_slot(EntryKeys("t", KEY).manifest.encode())
+        slot = key_slot(BlobKeys("t", KEY).manifest.encode())
         target = move_slot(cluster, slot, holder_of(cluster, KEY))
         assert store.get("t", KEY) == BLOB
         assert len(keys_in(target)) == 5
@@ -102,7 +102,7 @@ def test_dead_node_fails_its_own_keys_only(redis_program: str, tmp_path: Path) -
         redis_cluster(redis_program, cli, tmp_path) as nodes,
         valkey_store(nodes[0].url, is_cluster=True) as store,
     ):
-        keys = [key_of(number) for number in range(NUM_ENTRIES)]
+        keys = [key_of(number) for number in range(NUM_BLOBS)]
         for key in keys:
             store.put("t", key, BLOB)
         holders = {key: holder_of(nodes, key) for key in keys}

@@ -1,9 +1,8 @@
 """The Valkey store when something breaks: a miss or an error in time, never another blob."""
 
 import json
+import multiprocessing
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 
 from snapkv_core import StoreError
-from tests.support.markdown import ROOT
 from tests.support.redis_server import RedisServer, keys_in, redis_server
 from tests.support.served import free_port
 from tests.support.stores import CHUNK_BYTES, KEY, blob_of, valkey_store
@@ -22,13 +20,6 @@ from tests.support.tcp_proxy import TcpProxy
 
 BLOB = blob_of(4 * CHUNK_BYTES)
 PREFIX = f"snapkv:{{t:{KEY}}}"
-#: Writes a blob of four chunks, one at a time, to the port it is told.
-WRITER = f"""
-import sys
-from tests.support.stores import KEY, blob_of, valkey_store
-with valkey_store(f"valkey://127.0.0.1:{{sys.argv[1]}}", num_chunks_per_trip=1) as store:
-    store.put("t", KEY, blob_of({4 * CHUNK_BYTES}))
-"""
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +33,7 @@ def nothing_there(redis: RedisServer) -> None:
 
 @pytest.fixture
 def client(redis: RedisServer) -> Iterator[Any]:
-    """Return a client to break entries with."""
+    """Return a client to break blobs with."""
     with redis.client() as client:
         yield client
 
@@ -66,7 +57,7 @@ def test_refused_connection_is_an_error_at_once(is_cluster: bool) -> None:
             lambda: store.put("t", KEY, BLOB),
             lambda: store.delete_namespace("t"),
         ):
-            with failing_within(1.0, "it cannot be reached"):
+            with failing_within(5.0, "it cannot be reached"):
                 call()
 
 
@@ -79,9 +70,9 @@ def test_server_that_never_answers_is_given_up(scheme: str) -> None:
             f"{scheme}://127.0.0.1:{silent.getsockname()[1]}", idle_timeout_s=0.3
         ) as store,
     ):
-        with failing_within(2.0, "it did not answer in time"):
+        with failing_within(5.0, "it did not answer in time"):
             store.get("t", KEY)
-        with failing_within(2.0, "it did not answer in time"):
+        with failing_within(5.0, "it did not answer in time"):
             store.put("t", KEY, blob_of(32 << 20))
 
 
@@ -92,7 +83,7 @@ def test_server_that_answers_a_byte_at_a_time_is_given_up(redis: RedisServer) ->
     with (
         TcpProxy(redis.port, trickle_s=0.01) as proxy,
         valkey_store(f"valkey://127.0.0.1:{proxy.port}", get_timeout_s=0.5) as store,
-        failing_within(1.0, "it did not answer in time"),
+        failing_within(5.0, "it did not answer in time"),
     ):
         store.get("t", KEY)
 
@@ -104,32 +95,14 @@ def test_server_that_stops_taking_bytes_is_given_up(redis: RedisServer) -> None:
         valkey_store(
             f"valkey://127.0.0.1:{proxy.port}", chunk_bytes=32 << 20, idle_timeout_s=0.3
         ) as store,
-        failing_within(3.0, "it did not answer in time"),
+        failing_within(5.0, "it did not answer in time"),
     ):
         store.put("t", KEY, blob_of(32 << 20))
     with valkey_store(redis.url) as store:
         assert store.get("t", KEY) is None
 
 
-def test_writer_that_is_killed_leaves_a_miss(redis: RedisServer) -> None:
-    """Two of its chunks are there and no manifest."""
-    with TcpProxy(redis.port, hold_after_bytes=int(2.5 * CHUNK_BYTES)) as proxy:
-        writer = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(proxy.port)], cwd=ROOT, stdin=subprocess.DEVNULL
-        )
-        try:
-            assert proxy.is_holding.wait(60)
-        finally:
-            writer.kill()
-            writer.wait()
-    assert list(keys_in(redis)) == [f"{PREFIX}:0", f"{PREFIX}:1"]
-    with valkey_store(redis.url) as store:
-        assert store.get("t", KEY) is None
-        store.put("t", KEY, BLOB)
-        assert store.get("t", KEY) == BLOB
-
-
-def test_writer_that_is_killed_ends_the_entry_that_was_there(redis: RedisServer) -> None:
+def test_writer_that_is_killed_ends_the_blob_that_was_there(redis: RedisServer) -> None:
     """Its first chunks are not read together with the last ones of before."""
     with valkey_store(redis.url) as store:
         store.put("t", KEY, BLOB)
@@ -138,9 +111,11 @@ def test_writer_that_is_killed_ends_the_entry_that_was_there(redis: RedisServer)
         valkey_store(
             f"valkey://127.0.0.1:{proxy.port}", num_chunks_per_trip=1, idle_timeout_s=0.3
         ) as store,
-        failing_within(3.0, "it did not answer in time"),
+        failing_within(5.0, "it did not answer in time"),
     ):
         store.put("t", KEY, BLOB[::-1])
+    # Else a reader would take the new chunks for broken ones and remove them.
+    assert f"{PREFIX}:m" not in keys_in(redis)
     with valkey_store(redis.url) as store:
         assert store.get("t", KEY) is None
 
@@ -156,7 +131,7 @@ def test_server_that_is_killed_fails_calls_until_it_is_back(
         store.put("t", KEY, BLOB)
         server.process.kill()
         server.process.wait()
-        with failing_within(1.0, "it cannot be reached"):
+        with failing_within(5.0, "it cannot be reached"):
             store.get("t", KEY)
         with redis_server(redis_program, tmp_path / "two", port=server.port):
             assert store.get("t", KEY) is None
@@ -219,7 +194,7 @@ def test_manifest_of_another_version_is_a_miss_and_stays(redis: RedisServer, cli
 def test_key_of_another_kind_is_an_error(redis: RedisServer, client: Any) -> None:
     """The server refuses to read a list as text."""
     client.rpush(f"{PREFIX}:m", "x")
-    with valkey_store(redis.url) as store, failing_within(1.0, "it refused a command"):
+    with valkey_store(redis.url) as store, failing_within(5.0, "it refused a command"):
         store.get("t", KEY)
 
 
@@ -235,7 +210,7 @@ def test_what_is_no_valkey_is_an_error() -> None:
 
         executor.submit(answer)
         url = f"valkey://127.0.0.1:{listener.getsockname()[1]}"
-        with valkey_store(url) as store, failing_within(2.0, "the answer is not one of Valkey"):
+        with valkey_store(url) as store, failing_within(5.0, "the answer is not one of Valkey"):
             store.get("t", KEY)
 
 
@@ -244,4 +219,29 @@ def test_connection_that_the_server_ended_is_replaced(redis: RedisServer, client
     with valkey_store(redis.url) as store:
         store.put("t", KEY, BLOB)
         client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        assert store.get("t", KEY) == BLOB
+
+
+def write_slowly(port: int) -> None:
+    """Write a blob, one chunk at a time."""
+    with valkey_store(f"valkey://127.0.0.1:{port}", num_chunks_per_trip=1) as store:
+        store.put("t", KEY, BLOB)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_writer_that_is_killed_leaves_a_miss(redis: RedisServer) -> None:
+    """Two of its chunks are there and no manifest."""
+    with TcpProxy(redis.port, hold_after_bytes=int(2.5 * CHUNK_BYTES)) as proxy:
+        # A process that begins anew would first import PyTorch for many seconds.
+        fork = multiprocessing.get_context("fork")
+        writer = fork.Process(target=write_slowly, args=(proxy.port,))
+        writer.start()
+        assert proxy.is_holding.wait(20)
+        writer.kill()
+        writer.join()
+        writer.close()
+    assert list(keys_in(redis)) == [f"{PREFIX}:0", f"{PREFIX}:1"]
+    with valkey_store(redis.url) as store:
+        assert store.get("t", KEY) is None
+        store.put("t", KEY, BLOB)
         assert store.get("t", KEY) == BLOB

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from app.integrations.valkey import store as store_module
-from app.integrations.valkey.nodes import exchange
+from app.integrations.valkey.exchange import exchange, fetch
 from snapkv_core import KVStore, StoreError
 from tests.support.certificates import write_tls_files
 from tests.support.redis_server import (
@@ -17,6 +17,7 @@ from tests.support.redis_server import (
     keys_in,
     redis_server,
 )
+from tests.support.served import free_port
 from tests.support.stores import (
     CHUNK_BYTES,
     KEY,
@@ -49,7 +50,7 @@ def test_every_key_expires_and_the_manifest_first(redis: RedisServer) -> None:
     assert all(manifest_ttl_s < ttl_s <= 660 for ttl_s in ttls.values())
 
 
-def test_entry_is_gone_once_its_time_is_over(redis: RedisServer) -> None:
+def test_blob_is_gone_once_its_time_is_over(redis: RedisServer) -> None:
     """As the server counts it."""
     with valkey_store(redis.url) as store, redis.client() as client:
         store.put("t", KEY, b"blob")
@@ -82,11 +83,16 @@ def test_few_chunks_travel_at_once(redis: RedisServer, monkeypatch: pytest.Monke
     """A slow server is not sent, nor asked for, a whole blob before it has answered."""
     trips: list[list[str]] = []
 
-    def record(client: Any, commands: Any) -> list[Any]:
+    def record_exchange(client: Any, commands: Any) -> list[Any]:
         trips.append([command[0] for command in commands])
         return exchange(client, commands)
 
-    monkeypatch.setattr(store_module, "exchange", record)
+    def record_fetch(client: Any, keys: list[str], values: list[memoryview]) -> bool:
+        trips.append(["GET"] * len(keys))
+        return fetch(client, keys, values)
+
+    monkeypatch.setattr(store_module, "exchange", record_exchange)
+    monkeypatch.setattr(store_module, "fetch", record_fetch)
     with valkey_store(redis.url, num_chunks_per_trip=3) as store:
         store.put("t", KEY, blob_of(7 * CHUNK_BYTES))
         store.get("t", KEY)
@@ -106,7 +112,7 @@ def test_larger_blob_than_allowed_is_not_sent(redis: RedisServer) -> None:
 
 
 def test_keys_of_others_stay_when_a_namespace_is_deleted(redis: RedisServer) -> None:
-    """Also chunks without a manifest go, which are no entries."""
+    """Also chunks without a manifest go, which are no blobs."""
     with valkey_store(redis.url) as store, redis.client() as client:
         client.set("other", "x")
         client.set(f"snapkv:{{t:{KEY}}}:0", "left by a writer that died")
@@ -162,6 +168,25 @@ def test_user_without_a_right_is_told(redis_program: str, tmp_path: Path) -> Non
             store.put("t", KEY, b"blob")
 
 
+def test_server_that_became_a_replica_is_left(redis_program: str, tmp_path: Path) -> None:
+    """Its name may stand for another one by now, which only a new connection finds."""
+    with (
+        redis_server(redis_program, tmp_path / "redis") as server,
+        server.client() as client,
+        valkey_store(server.url) as store,
+    ):
+        store.put("t", KEY, b"blob")
+        before = {found["id"] for found in client.client_list()}
+        client.replicaof("127.0.0.1", free_port())
+        with pytest.raises(StoreError, match=r"^valkey: it is a replica"):
+            store.put("t", KEY, b"other")
+        client.replicaof("NO", "ONE")
+        assert store.get("t", KEY) == b"blob"
+        after = {found["id"] for found in client.client_list()}
+        assert len(before) == len(after) == 2
+        assert len(before & after) == 1  # the test's own
+
+
 def test_certificate_of_another_authority_is_refused(tls_url: str, tmp_path: Path) -> None:
     """Before the password is sent; the system's authorities are others, too."""
     other = write_tls_files(tmp_path / "other")
@@ -212,7 +237,7 @@ def test_full_memory_is_an_error_and_leaves_nothing(redis_program: str, tmp_path
 
 
 def test_evicted_blobs_are_missing_and_others_whole(redis_program: str, tmp_path: Path) -> None:
-    """A server that makes room by itself drops keys, not entries."""
+    """A server that makes room by itself drops keys, not blobs."""
     lines = ["maxmemory 6mb", "maxmemory-policy allkeys-lru"]
     blobs = {key_of(number): blob_of(1 << 20, seed=number) for number in range(12)}
     with (
