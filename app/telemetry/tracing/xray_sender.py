@@ -105,10 +105,11 @@ def _parse(daemon_address: str) -> tuple[str, int]:
     try:
         # The SDK's own rule: Lambda and ECS set the variable, and it wins.
         config = DaemonConfig(daemon_address)
-    except InvalidDaemonAddressException as error:
+    except InvalidDaemonAddressException:
+        # Its message quotes the address, which may hold a password.
         raise SettingsError(
             "SNAPKV_XRAY_DAEMON_ADDRESS or AWS_XRAY_DAEMON_ADDRESS: must be host:port"
-        ) from error
+        ) from None
     if not 0 < config.udp_port < 65_536:
         raise SettingsError(
             f"SNAPKV_XRAY_DAEMON_ADDRESS or AWS_XRAY_DAEMON_ADDRESS: no port {config.udp_port}"
