@@ -17,7 +17,7 @@ def outstanding(limit: int | None = None) -> tuple[Outstanding, LossCount, list[
 
 def test_what_is_left_at_the_end_is_lost() -> None:
     count, losses, reasons = outstanding()
-    assert all([count.take() for _ in range(5)])
+    assert all(count.take() for _ in range(5))
     count.settle(2)
     count.settle(1, "refused")
     count.give_up()
