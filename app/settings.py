@@ -42,8 +42,8 @@ _SERVICE_LINK: Final = re.compile(
 #: Core field -> settings field, where the names differ.
 _RENAMED: Final[Mapping[str, str]] = {"revision": "model_revision"}
 
-#: Fields whose values are in no message.
-_CONFIDENTIAL: Final = ("api_keys",)
+#: Fields whose values are in no message; an address may hold a password or a key.
+_CONFIDENTIAL: Final = ("api_keys", "otlp_endpoint", "xray_daemon_address")
 
 #: Returns the settings of a secret by field name, or raises `SettingsError`.
 ReadSecret = Callable[[str], Mapping[str, object]]

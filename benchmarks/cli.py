@@ -38,8 +38,8 @@ def run(arguments: Sequence[str]) -> int:
     """Measure what the arguments ask for.
 
     Returns:
-        0; 1 when a figure could not be taken or a ratio fell behind the baseline. Wrong arguments
-        raise `SystemExit` with status 2 and a message.
+        0; 1 when a figure could not be taken or, with `--check`, a ratio fell behind the baseline
+        or a promise is not kept. Wrong arguments raise `SystemExit` with status 2 and a message.
     """
     options = parse(arguments)
     errors, console = Console(stderr=True), Console()
@@ -68,7 +68,10 @@ def run(arguments: Sequence[str]) -> int:
             f"{num_failures} ratios are missing or more than {TOLERANCE:.0%} worse than in "
             f"{options.check}"
         )
-    return 1 if num_failures else 0
+    broken = report.broken_promises
+    if broken:
+        console.print(f"promised and not met: {'; '.join(broken)}")
+    return 1 if num_failures or broken else 0
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -104,7 +107,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     reference = parser.add_mutually_exclusive_group()
     for name, text in (
-        ("--check", "fail when a ratio is worse than in this baseline"),
+        ("--check", "fail when a ratio is worse than in this baseline or a promise is not met"),
         ("--update-baseline", "write the ratios to this baseline"),
     ):
         reference.add_argument(

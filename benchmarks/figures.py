@@ -35,6 +35,26 @@ class Ratio:
 
 
 @dataclass(frozen=True, slots=True)
+class TimeLimit:
+    """A time that somebody waited, and the longest that the project promises; in no baseline.
+
+    Attributes:
+        name: `part/number format/what`.
+        value_ms: The time.
+        at_most_ms: The promise.
+    """
+
+    name: str
+    value_ms: float
+    at_most_ms: float
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the promise is kept."""
+        return self.value_ms <= self.at_most_ms
+
+
+@dataclass(frozen=True, slots=True)
 class Latency:
     """Summary of some waiting times, milliseconds.
 

@@ -3,17 +3,23 @@
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import httpx
 
 from benchmarks.completions import TIMEOUT, StreamRecord, find_target, stream_completion
-from benchmarks.figures import Ratio
+from benchmarks.figures import Ratio, TimeLimit
 from benchmarks.http_load import LoadFigure, measure_load
 from benchmarks.mixed_scenario import MixedFigure, MixedPrompts, measure_mixed
 from benchmarks.workload import Sizes, text_of
 
 OURS = "this server"
 OTHER = "other server"
+
+#: What the project promises while a long prompt is read: the gap between two tokens of a running
+#: stream, 99 of 100, and the first token of a short prompt.
+_MOST_GAP_MS: Final = 1_000.0
+_MOST_SHORT_TTFT_MS: Final = 2_000.0
 
 
 @dataclass(slots=True)
@@ -23,12 +29,14 @@ class HttpFigures:
     load: list[LoadFigure] = field(default_factory=list)
     mixed: list[MixedFigure] = field(default_factory=list)
     ratios: list[Ratio] = field(default_factory=list)
+    limits: list[TimeLimit] = field(default_factory=list)
 
     def add(self, other: "HttpFigures") -> None:
         """Take over the figures of another number format."""
         self.load += other.load
         self.mixed += other.mixed
         self.ratios += other.ratios
+        self.limits += other.limits
 
 
 async def measure_http(
@@ -87,6 +95,7 @@ async def measure_http(
             say(f"{target.name}: {len(mixed.running)} streams meet a long and a short prompt")
             figures.mixed.append(await measure_mixed(client, target, mixed))
     figures.ratios = http_ratios(dtype, figures.load, figures.mixed)
+    figures.limits = mixed_limits(dtype, figures.mixed)
     return figures
 
 
@@ -125,6 +134,28 @@ def http_ratios(
             ),
         ]
     return ratios
+
+
+def mixed_limits(dtype: str, mixed: Sequence[MixedFigure]) -> list[TimeLimit]:
+    """Return what callers of our own server waited for beside what they are promised."""
+    part = f"http/{dtype}"
+    return [
+        limit
+        for figure in mixed
+        if figure.target == OURS
+        for limit in (
+            TimeLimit(
+                f"{part}/gap p99, while a long prompt is read",
+                figure.reading.p99_ms,
+                _MOST_GAP_MS,
+            ),
+            TimeLimit(
+                f"{part}/time to first token, short prompt after a long one",
+                figure.short_ttft_ms,
+                _MOST_SHORT_TTFT_MS,
+            ),
+        )
+    ]
 
 
 def _mixed_prompts(sizes: Sizes, count_tokens: Callable[[str], int] | None) -> MixedPrompts:

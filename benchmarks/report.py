@@ -15,7 +15,7 @@ from benchmarks.engine_decode import DecodeFigure
 from benchmarks.engine_memory import MemoryFigure
 from benchmarks.engine_part import EngineFigures
 from benchmarks.engine_prefill import PrefillFigure
-from benchmarks.figures import Latency, Ratio
+from benchmarks.figures import Latency, Ratio, TimeLimit
 from benchmarks.http_load import LoadFigure
 from benchmarks.http_part import HttpFigures
 from benchmarks.machine import MachineFacts
@@ -23,7 +23,17 @@ from benchmarks.mixed_scenario import MixedFigure
 
 _MIB: Final = 1024 * 1024
 #: Columns of words; the others hold numbers.
-_TEXTS: Final = ("dtype", "method", "prompts", "server", "ratio", "better", "promised", "verdict")
+_TEXTS: Final = (
+    "dtype",
+    "method",
+    "prompts",
+    "server",
+    "ratio",
+    "time",
+    "better",
+    "promised",
+    "verdict",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +59,14 @@ class BenchReport:
         """The ratios of both parts."""
         return [*self.engine.ratios, *self.http.ratios]
 
+    @property
+    def broken_promises(self) -> list[str]:
+        """Names of what misses what is promised of it; none at the tiny sizes."""
+        if self.is_quick:
+            return []
+        judged: list[Ratio | TimeLimit] = [*self.ratios, *self.http.limits]
+        return [figure.name for figure in judged if not figure.is_met]
+
 
 def write_json(report: BenchReport, path: Path) -> None:
     """Write every figure; each carries its unit in its name."""
@@ -72,6 +90,7 @@ def print_report(report: BenchReport, console: Console) -> None:
         load_table(http.load),
         mixed_table(http.mixed),
         ratio_table(report.ratios, is_judged=not report.is_quick),
+        limit_table(http.limits, is_judged=not report.is_quick),
     )
     for table in tables:
         if table.row_count:
@@ -219,6 +238,22 @@ def ratio_table(ratios: Sequence[Ratio], *, is_judged: bool = True) -> Table:
     )
 
 
+def limit_table(limits: Sequence[TimeLimit], *, is_judged: bool = True) -> Table:
+    """Return a row per time that has a limit, with that limit unless the sizes are others."""
+    return _table(
+        "Promised times (ms)",
+        ("time", "value", "promised"),
+        (
+            (
+                limit.name,
+                f"{limit.value_ms:,.0f}",
+                f"at most {limit.at_most_ms:,.0f}{_not_met(limit)}" if is_judged else "",
+            )
+            for limit in limits
+        ),
+    )
+
+
 def comparison_table(comparisons: Sequence[Comparison]) -> Table:
     """Return a row per ratio, beside the baseline's."""
     return _table(
@@ -240,7 +275,11 @@ def _promise(ratio: Ratio) -> str:
     if ratio.required is None:
         return ""
     bound = "at least" if ratio.better == "higher" else "at most"
-    return f"{bound} {ratio.required:g}{'' if ratio.is_met else ', NOT MET'}"
+    return f"{bound} {ratio.required:g}{_not_met(ratio)}"
+
+
+def _not_met(figure: Ratio | TimeLimit) -> str:
+    return "" if figure.is_met else ", NOT MET"
 
 
 def _two(latency: Latency) -> str:

@@ -1,7 +1,7 @@
 """Owns the shape of a log line: one JSON object, ours and the libraries' alike, to one stream.
 
-It never sees a prompt or an answer, and it drops the two places through which one could slip in:
-exception messages and positional arguments of other libraries' access logs.
+No prompt or answer is handed to it, and it drops the place through which one could slip in:
+messages of exceptions. An access log of addresses would be another, so the server writes none.
 """
 
 import logging

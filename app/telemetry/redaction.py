@@ -11,44 +11,71 @@ from structlog.typing import EventDict, WrappedLogger
 
 MASK: Final = "[redacted]"
 
-#: Names, in snake case, whose whole value is a secret. `input_tokens` is none of them.
+#: Ids that are checked where they come in: a caller's may well look like a secret key.
+_CHECKED_IDS: Final = frozenset({"request_id", "trace_id"})
+#: Names, in snake case, whose whole value is a secret, also with an `s`.
 _SECRET_NAMES: Final = frozenset(
     {
-        "api_key",
         "apikey",
         "authorization",
         "cookie",
-        "credentials",
+        "credential",
         "passwd",
-        "password",
         "proxy_authorization",
-        "secret",
-        "secret_access_key",
         "secret_binary",
         "secret_key",
         "secret_string",
         "set_cookie",
         "signature",
-        "token",
     }
 )
+#: The last words of other such names.
 _SECRET_ENDINGS: Final = tuple(
     f"_{name}"
-    for name in ("api_key", "password", "private_key", "secret", "secret_access_key", "token")
+    for name in (
+        "access_token",
+        "api_key",
+        "auth_token",
+        "password",
+        "private_key",
+        "secret",
+        "secret_access_key",
+        "session_token",
+    )
 )
 _WORD_BORDER: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[-. ]")
 
 #: What a scheme of HTTP authentication is followed by.
 _CREDENTIALS: Final = re.compile(r"\b(bearer\s+)[\w.~+/=-]{8,}|\b(basic\s+)[\w+/]{16,}=*", re.I)
 #: `password=...`, `"api_key": "..."`, also in JSON within a string.
-_NAMED_VALUE: Final = re.compile(
-    r"(?P<name>(?:authorization|api[_-]?key|secret(?:[_-]?(?:access[_-]?)?key|[_-]?string)?"
-    r"|password|passwd|token|signature)(?:\\?[\"'])?\s{0,3}[:=]\s{0,3}(?:b?\\?[\"'])?)"
-    r"(?:(?:bearer|basic|aws4-hmac-sha256)\s+)?[^\s\"',;&}\\]+",
-    re.I,
+_NAME: Final = (
+    r"(?P<name>(?:authorization|api[_-]?keys?|private[_-]?keys?|credentials?"
+    r"|secret(?:[_-]?(?:access[_-]?)?key|[_-]?string)?s?"
+    r"|passwords?|passwd|(?:access|auth|session)[_-]?tokens|token|signature)"
+    r"(?:\\{0,7}[\"'])?\s{0,3}[:=]\s{0,3}(?:b?\\{0,7}[\"'])?)"
 )
-#: One of these is in every text that the first two patterns match; looking for them is cheaper.
-_HINTS: Final = ("basic", "bearer", "auth", "key", "secret", "passw", "token", "signature")
+_NAMED_VALUE: Final = re.compile(
+    rf"{_NAME}(?:(?:bearer|basic|aws4-hmac-sha256)\s+)?[^\s\"',;&}}\\]+", re.I
+)
+#: `api_keys=[...]`, `"passwords": {...}`: where the value ends, `_end_of_group` finds.
+_NAMED_GROUP: Final = re.compile(rf"{_NAME}(?=[\[{{(])", re.I)
+#: What a group is made of: brackets, and quotes with the backslashes before them.
+_GROUP_PART: Final = re.compile(r"(?<!\\)\\*[\"']|[\[{(\]})]")
+#: `https://user:password@host`.
+_URL_PASSWORD: Final = re.compile(r"(://[^\s/:@?#\"']*:)[^\s/?#\"']+(?=@)")
+#: One of these is in every text that the patterns above match, but that of URLs; looking for them
+#: is cheaper.
+_HINTS: Final = (
+    "basic",
+    "bearer",
+    "auth",
+    "credential",
+    "key",
+    "secret",
+    "passw",
+    "token",
+    "signature",
+)
 _AWS_KEY_ID: Final = re.compile(r"(?<![A-Za-z0-9])A[KS]IA[A-Z0-9]{16}(?![A-Za-z0-9])")
 _SECRET_KEY_CHARS: Final = 40
 #: Forty characters of all three kinds: a hash in hexadecimal has no capitals, a path rarely both.
@@ -60,7 +87,10 @@ _AWS_SECRET_KEY: Final = re.compile(
 
 def redact(logger: WrappedLogger, method_name: str, event_dict: EventDict) -> EventDict:
     """Mask the secrets of a line; a structlog processor."""
-    return {name: _masked(name, value) for name, value in event_dict.items()}
+    return {
+        name: value if name in _CHECKED_IDS else _masked(name, value)
+        for name, value in event_dict.items()
+    }
 
 
 def mask_text(text: str) -> str:
@@ -68,10 +98,38 @@ def mask_text(text: str) -> str:
     lowered = text.lower()
     if any(hint in lowered for hint in _HINTS):
         text = _CREDENTIALS.sub(lambda match: f"{match[1] or match[2]}{MASK}", text)
-        text = _NAMED_VALUE.sub(rf"\g<name>{MASK}", text)
+        text = _NAMED_VALUE.sub(rf"\g<name>{MASK}", _mask_groups(text))
+    if "://" in text:
+        text = _URL_PASSWORD.sub(rf"\1{MASK}", text)
     if "AKIA" in text or "ASIA" in text:
         text = _AWS_KEY_ID.sub(MASK, text)
     return _AWS_SECRET_KEY.sub(MASK, text) if len(text) >= _SECRET_KEY_CHARS else text
+
+
+def _mask_groups(text: str) -> str:
+    masked, done = [], 0
+    while match := _NAMED_GROUP.search(text, done):
+        masked += [text[done : match.end()], MASK]
+        done = _end_of_group(text, match.end())
+    return "".join([*masked, text[done:]])
+
+
+def _end_of_group(text: str, start: int) -> int:
+    """Return where the bracket at `start` is closed again; the text's end when it is not."""
+    depth, quote = 0, ""
+    for part in _GROUP_PART.finditer(text, start):
+        if quote:
+            # One with more backslashes before it is part of the string.
+            quote = "" if part[0] == quote else quote
+        elif part[0] in ("[", "{", "("):
+            depth += 1
+        elif part[0] in ("]", "}", ")"):
+            depth -= 1
+            if depth == 0:
+                return part.end()
+        else:
+            quote = part[0]
+    return len(text)
 
 
 def _masked(name: str, value: Any) -> Any:
@@ -96,4 +154,8 @@ def _masked_within(value: Any) -> Any:
 @functools.lru_cache(maxsize=1_024)
 def _is_secret(name: str) -> bool:
     snake = _WORD_BORDER.sub("_", name).lower()
-    return snake in _SECRET_NAMES or snake.endswith(_SECRET_ENDINGS)
+    # In the plural, tokens are pieces of text, unless it is said what they are for.
+    if f"_{snake}".endswith("_token"):
+        return True
+    singular = snake.removesuffix("s")
+    return singular in _SECRET_NAMES or f"_{singular}".endswith(_SECRET_ENDINGS)

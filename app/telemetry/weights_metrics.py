@@ -21,7 +21,12 @@ class WeightsMetrics:
         self._num_counted = 0
 
     def on_progress(self, received_bytes: int, elapsed_s: float) -> None:
-        """Take the state of a download; called by one thread, with numbers that only grow."""
+        """Take the state of a download; called by one thread.
+
+        The numbers of one download only grow; smaller ones are those of the next.
+        """
+        if received_bytes < self._num_counted:
+            self._num_counted = 0
         self._bytes.inc(received_bytes - self._num_counted)
         self._num_counted = received_bytes
         self._seconds.set(elapsed_s)

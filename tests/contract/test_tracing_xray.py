@@ -326,9 +326,11 @@ async def test_slow_name_of_a_daemon_holds_up_nobody(
     assert SECRET not in log.getvalue()
 
 
+@pytest.mark.parametrize("max_queued", [2, 2_048], ids=["full", "roomy"])
 async def test_shutdown_does_not_wait_for_a_hanging_resolver(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, log: io.StringIO, max_queued: int
 ) -> None:
+    """What is still queued then is lost, and said to be."""
     may_fail = threading.Event()
 
     def hang(*args: object, **keywords: object) -> object:
@@ -336,12 +338,17 @@ async def test_shutdown_does_not_wait_for_a_hanging_resolver(
         may_fail.wait(10)
         raise OSError
 
+    monkeypatch.setattr(xray_sender, "MAX_QUEUED", max_queued)
     monkeypatch.setattr(xray_sender, "CLOSE_TIMEOUT_S", 0.1)
     monkeypatch.setattr("socket.getaddrinfo", hang)
     try:
         async with asyncio.timeout(5):
             async with fake_service(FakeEngine(), **traced("xray.example:2000")) as client:
-                await client.post("/generate", json={"prompt": "a"})
+                for _ in range(5):
+                    await client.post("/generate", json={"prompt": "a"})
+        lost = [line for line in lines_of(log) if line["event"] == "traces_lost"]
+        assert sum(line["num_lost"] for line in lost) == 5
+        assert lost[-1]["reason"] == "not_sent_at_close"
     finally:
         may_fail.set()
 

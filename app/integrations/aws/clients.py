@@ -7,7 +7,12 @@ import logging
 from typing import Any, Final
 
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, NoRegionError
+from botocore.exceptions import (
+    BotoCoreError,
+    InvalidRegionError,
+    NoRegionError,
+    ProfileNotFound,
+)
 
 from app.integrations.aws.sdk_session import sdk_session
 from app.settings import SettingsError
@@ -44,7 +49,18 @@ def aws_client(
     )
     try:
         return sdk_session(config).client(service)
-    except NoRegionError as error:
-        raise SettingsError(f"AWS {service}: no region is configured; set AWS_REGION") from error
     except (BotoCoreError, ValueError) as error:
-        raise SettingsError(f"AWS {service}: {' '.join(str(error).split())}") from error
+        # Without its words and the chain of causes: an endpoint may hold a password.
+        raise SettingsError(f"AWS {service}: {_reason_of(error)}") from None
+
+
+def _reason_of(error: BotoCoreError | ValueError) -> str:
+    if isinstance(error, NoRegionError):
+        return "no region is configured; set AWS_REGION"
+    if isinstance(error, InvalidRegionError):
+        return "the region of AWS_REGION, or of the profile, is none"
+    if isinstance(error, ProfileNotFound):
+        return "AWS_PROFILE names a profile that is not there"
+    if type(error) is ValueError and str(error).startswith("Invalid endpoint"):
+        return "AWS_ENDPOINT_URL, AWS_ENDPOINT_URL_<SERVICE> or the profile's endpoint is no URL"
+    return f"the configuration of the AWS SDK is not acceptable ({type(error).__name__})"

@@ -86,7 +86,8 @@ def create_s3_client(
         max_pool_connections=max_connections,
         tcp_keepalive=True,
     )
-    return sdk_session().client("s3", config=config)
+    # As the default it bounds the calls for credentials too.
+    return sdk_session(config).client("s3")
 
 
 def is_missing(error: Exception) -> bool:
@@ -111,9 +112,10 @@ def describe_failure(error: BaseException) -> str:
     if isinstance(error, _NO_CREDENTIALS):
         return f"no usable AWS credentials ({type(error).__name__})"
     if isinstance(error, ConnectTimeoutError | ReadTimeoutError):
-        return f"S3 did not answer in time ({type(error).__name__})"
+        # S3, or whoever gives out the credentials.
+        return f"AWS did not answer in time ({type(error).__name__})"
     if isinstance(error, BotoCoreError):
-        return f"S3 cannot be reached ({type(error).__name__})"
+        return f"AWS cannot be reached ({type(error).__name__})"
     if isinstance(error, OSError):
         return f"the local file cannot be used: {error.strerror}"
     return f"the answer is not one of S3 ({type(error).__name__})"

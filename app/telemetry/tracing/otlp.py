@@ -5,7 +5,7 @@ import secrets
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -29,6 +29,7 @@ from opentelemetry.trace import (
 from app.losses import LossCount
 from app.records import GenerationRecord
 from app.telemetry.tracing.contents import Phase, annotations_of, kv_cache_of, phases_of
+from app.telemetry.tracing.outstanding import Outstanding
 from app.telemetry.tracing.trace import RequestEnd, log_lost
 
 EXPORT_TIMEOUT_S: Final = 5.0
@@ -55,10 +56,12 @@ class OtlpExporter:
     ) -> None:
         """Send spans of `service_name` to `endpoint`, the collector's whole address.
 
-        `count_lost` is told of spans that the collector did not take.
+        `count_lost` is told of spans that the collector did not take or that had to be dropped.
         """
         logging.getLogger(_EXPORTER_LOGGER).setLevel(logging.CRITICAL + 1)
         self._losses = LossCount(partial(log_lost, "otlp"), count_lost)
+        # The SDK holds a full queue and the batch that is being sent.
+        self._outstanding = Outstanding(self._losses, MAX_QUEUED + MAX_BATCH)
         self._ids = _GivenTraceIds()
         self._provider = TracerProvider(
             sampler=ALWAYS_ON,
@@ -69,8 +72,9 @@ class OtlpExporter:
         )
         exporter = OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_TIMEOUT_S)
         self._provider.add_span_processor(
-            BatchSpanProcessor(
-                _CountingExporter(exporter, self._losses),
+            _CountingProcessor(
+                exporter,
+                self._outstanding,
                 max_queue_size=MAX_QUEUED,
                 schedule_delay_millis=interval_s * 1_000,
                 max_export_batch_size=MAX_BATCH,
@@ -106,7 +110,7 @@ class OtlpExporter:
         closing = threading.Thread(target=self._close, name="otlp-close", daemon=True)
         closing.start()
         closing.join(CLOSE_TIMEOUT_S)
-        self._losses.report()
+        self._outstanding.give_up()
 
     def _close(self) -> None:
         self._provider.force_flush()
@@ -178,21 +182,33 @@ class _GivenTraceIds(IdGenerator):
         return trace_id or secrets.randbits(128) or 1
 
 
-class _CountingExporter(SpanExporter):
-    """Counts the spans that the real exporter gave up."""
+class _CountingProcessor(BatchSpanProcessor):
+    """Counts the spans that end, since the SDK tells nobody how many its queue drops."""
 
-    def __init__(self, exporter: SpanExporter, losses: LossCount) -> None:
+    def __init__(self, exporter: SpanExporter, outstanding: Outstanding, **options: Any) -> None:
+        super().__init__(_CountingExporter(exporter, outstanding), **options)
+        self._outstanding = outstanding
+
+    def on_end(self, span: ReadableSpan) -> None:
+        if self._outstanding.take():
+            super().on_end(span)
+
+
+class _CountingExporter(SpanExporter):
+    """Counts the spans that the real exporter sent or gave up."""
+
+    def __init__(self, exporter: SpanExporter, outstanding: Outstanding) -> None:
         self._exporter = exporter
-        self._losses = losses
+        self._outstanding = outstanding
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         try:
             result = self._exporter.export(spans)
         except Exception as error:
-            self._losses.add(len(spans), type(error).__name__)
+            self._outstanding.settle(len(spans), type(error).__name__)
             return SpanExportResult.FAILURE
-        if result is not SpanExportResult.SUCCESS:
-            self._losses.add(len(spans), "not_taken")
+        is_sent = result is SpanExportResult.SUCCESS
+        self._outstanding.settle(len(spans), None if is_sent else "not_taken")
         return result
 
     def shutdown(self) -> None:

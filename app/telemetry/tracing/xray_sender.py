@@ -14,6 +14,7 @@ from aws_xray_sdk.core.exceptions.exceptions import InvalidDaemonAddressExceptio
 
 from app.losses import LossCount
 from app.settings import SettingsError
+from app.telemetry.tracing.outstanding import Outstanding
 from app.telemetry.tracing.trace import log_lost
 
 #: Segments that may wait; about 2 KB each.
@@ -40,6 +41,7 @@ class SegmentSender:
         """
         self._host, self._port = _parse(daemon_address)
         self.losses = LossCount(partial(log_lost, "xray"), count_lost)
+        self._outstanding = Outstanding(self.losses)
         self._queue: queue.Queue[Any] = queue.Queue(MAX_QUEUED)
         self._socket: socket.socket | None = None
         self._resolve_at_s = 0.0
@@ -47,30 +49,35 @@ class SegmentSender:
         self._thread.start()
 
     def send(self, entity: Any) -> None:
-        """Queue a closed segment or subsegment."""
+        """Queue a closed segment or subsegment; one that comes after `close` is lost."""
+        if not self._outstanding.take():
+            return
         try:
             self._queue.put_nowait(entity)
         except queue.Full:
-            self.losses.add(1, "queue_full")
+            self._outstanding.settle(1, "queue_full")
 
     def close(self) -> None:
-        """Send what is queued, for a bounded time; blocks."""
+        """Send what is queued, for a bounded time, and count the rest as lost; blocks."""
+        self._outstanding.stop_taking()
         deadline_s = time.monotonic() + CLOSE_TIMEOUT_S
         try:
             self._queue.put(None, timeout=CLOSE_TIMEOUT_S)
         except queue.Full:
-            self.losses.add(self._queue.qsize(), "close_timed_out")
+            pass  # the thread ends at the next segment it takes
         else:
             self._thread.join(max(0.0, deadline_s - time.monotonic()))
-        self.losses.report()
+        self._outstanding.give_up()
 
     def _run(self) -> None:
-        while (entity := self._queue.get()) is not None:
+        while (entity := self._queue.get()) is not None and not self._outstanding.is_over:
             try:
                 document = f"{PROTOCOL_HEADER}{PROTOCOL_DELIMITER}{entity.serialize()}"
                 self._send(document.encode("utf-8"))
             except Exception as error:
-                self.losses.add(1, type(error).__name__)
+                self._outstanding.settle(1, type(error).__name__)
+            else:
+                self._outstanding.settle(1)
         if self._socket is not None:
             self._socket.close()
 
@@ -105,10 +112,11 @@ def _parse(daemon_address: str) -> tuple[str, int]:
     try:
         # The SDK's own rule: Lambda and ECS set the variable, and it wins.
         config = DaemonConfig(daemon_address)
-    except InvalidDaemonAddressException as error:
+    except InvalidDaemonAddressException:
+        # Its message quotes the address, which may hold a password.
         raise SettingsError(
             "SNAPKV_XRAY_DAEMON_ADDRESS or AWS_XRAY_DAEMON_ADDRESS: must be host:port"
-        ) from error
+        ) from None
     if not 0 < config.udp_port < 65_536:
         raise SettingsError(
             f"SNAPKV_XRAY_DAEMON_ADDRESS or AWS_XRAY_DAEMON_ADDRESS: no port {config.udp_port}"

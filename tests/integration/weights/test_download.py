@@ -2,6 +2,8 @@
 
 import json
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from app.integrations.aws.weights.download import DownloadLimits
 from app.integrations.aws.weights.errors import WeightsError
 from app.integrations.aws.weights.folder import verify_folder
+from app.integrations.aws.weights.locks import FileLock
 from app.integrations.aws.weights.manifest import MANIFEST_NAME, Manifest
 from app.integrations.aws.weights.progress import TransferProgress
 from tests.support.logs import captured_log
@@ -38,6 +41,21 @@ def test_same_folder_again_fetches_nothing(s3: FakeS3, manifest: Manifest, folde
     (folder / "config.json").write_text("{}")
     with pytest.raises(WeightsError, match=r"config\.json has 2 bytes"):
         pull(folder)
+
+
+def test_who_waits_for_another_pull_says_so(manifest: Manifest, folder: Path) -> None:
+    """At the level of a terminal, too, where nothing else would tell a wait from a hang."""
+    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
+    assert lock.try_acquire(shared=False)
+    with captured_log("warning") as log, ThreadPoolExecutor(1) as pool:
+        second = pool.submit(pull, folder)
+        while not log.getvalue():
+            assert not second.done()
+            time.sleep(0.01)
+        lock.release(remove=True)
+        assert second.result(timeout=60) == manifest
+    (line,) = [json.loads(line) for line in log.getvalue().splitlines()]
+    assert (line["event"], line["lock"]) == ("weights_lock_waited_for", str(folder))
 
 
 def test_folder_that_holds_something_else_is_not_touched(manifest: Manifest, folder: Path) -> None:

@@ -139,7 +139,7 @@ def test_refused_connection_is_one_line(folder: Path, monkeypatch: pytest.Monkey
     for name, value in s3_environment("http://127.0.0.1:9").items():
         monkeypatch.setenv(name, value)
     text = refusal(folder)
-    assert text.startswith(f"{LOCATION.url_of(MANIFEST_NAME)}: S3 cannot be reached")
+    assert text.startswith(f"{LOCATION.url_of(MANIFEST_NAME)}: AWS cannot be reached")
 
 
 def test_missing_credentials_are_one_line(

@@ -52,6 +52,13 @@ def only_line(log: io.StringIO) -> dict[str, Any]:
         "password",
         "db_password",
         "set-cookie",
+        "api_keys",
+        "SNAPKV_API_KEYS",
+        "passwords",
+        "secrets",
+        "credentials",
+        "privateKeys",
+        "session_tokens",
     ],
 )
 @pytest.mark.parametrize("value", ["hunter2", b"hunter2", ["hunter2"], {"a": "hunter2"}])
@@ -81,6 +88,10 @@ def test_value_under_a_telling_name_is_masked(log: io.StringIO, name: str, value
         ("revision", "3b98fb1c5e4d9f1a7c6b2d8e0f1a2b3c4d5e6f70"),
         ("request_id", "req_0123456789abcdef0123456789abcdef"),
         ("trace_id", "1-58406520-a006649127e371903a2de979"),
+        ("request_id", SECRET_KEY.replace("/", "0")),
+        ("trace_id", SECRET_KEY),
+        ("stop_tokens", ["<end>"]),
+        ("secret_names", ["a/b"]),
     ],
 )
 def test_what_is_no_secret_stays(log: io.StringIO, name: str, value: object) -> None:
@@ -101,6 +112,19 @@ def test_what_is_no_secret_stays(log: io.StringIO, name: str, value: object) -> 
         ('{\\"api_key\\": \\"hunter2\\"}', f'{{\\"api_key\\": \\"{MASK}\\"}}'),
         ("authorization: Bearer ab", f"authorization: {MASK}"),
         ("Signature=0011aabb, next", f"Signature={MASK}, next"),
+        ('{"api_keys": ["hunter2", "hunter3"], "a": 1}', f'{{"api_keys": {MASK}, "a": 1}}'),
+        ('{"api_keys": {"ci": "hunter2"}, "a": 1}', f'{{"api_keys": {MASK}, "a": 1}}'),
+        ('{"api_keys": [{"a": "hun]t}er2"}, {"b": "x"}]} ok', f'{{"api_keys": {MASK}}} ok'),
+        ('{"api_keys": ["hun\\"]ter2"]} ok', f'{{"api_keys": {MASK}}} ok'),
+        ('{\\"api_keys\\": [\\"hunter2\\"]} ok', f'{{\\"api_keys\\": {MASK}}} ok'),
+        ("api_keys=('hunter2', 'hunter3') ok", f"api_keys={MASK} ok"),
+        ('SNAPKV_API_KEYS=["hunter2", "hunter3', f"SNAPKV_API_KEYS={MASK}"),
+        ('{"api_key": ["hunter2"]}', f'{{"api_key": {MASK}}}'),
+        ("passwords: hunter2", f"passwords: {MASK}"),
+        ("secrets=hunter2 ok", f"secrets={MASK} ok"),
+        ("GET https://u:hunter2@c/?a=1", f"GET https://u:{MASK}@c/?a=1"),
+        ("redis://:hunt@er2@c:6379", f"redis://:{MASK}@c:6379"),
+        ("see http://c:8000/a@b", "see http://c:8000/a@b"),
         ("read 12 tokens: fine", "read 12 tokens: fine"),
         ("Application startup complete.", "Application startup complete."),
     ],
@@ -111,7 +135,9 @@ def test_text_in_the_shape_of_a_key_is_masked(text: str, masked: str) -> None:
 
 
 @pytest.mark.parametrize("size", [100_000])
-@pytest.mark.parametrize("unit", ["a", "A1", "secret", "token:", "bearer ", "-", "aA1/"])
+@pytest.mark.parametrize(
+    "unit", ["a", "A1", "secret", "token:", "bearer ", "-", "aA1/", "api_keys:[", "://u:"]
+)
 def test_long_text_takes_no_long_time(unit: str, size: int) -> None:
     """A library that logs a large text must not stop the event loop for seconds."""
     started_s = time.perf_counter()

@@ -162,6 +162,23 @@ def test_bad_value_is_one_line_that_names_the_variable(
     assert "\n" not in message
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SNAPKV_OTLP_ENDPOINT", "collector.example/v1/traces?api-key=sk-live-1234567890"),
+        ("SNAPKV_OTLP_ENDPOINT", "https://user:sk-live-1234567890@ho st/v1/traces"),
+        ("SNAPKV_XRAY_DAEMON_ADDRESS", "udp://user:sk-live-1234567890@daemon:2000"),
+    ],
+)
+def test_bad_address_is_not_quoted(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    """It may hold a password or a key."""
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError) as caught:
+        load_settings()
+    assert str(caught.value).startswith(f"{name}: String should match pattern '^")
+    assert "sk-live" not in str(caught.value)
+
+
 @pytest.mark.parametrize("where", ["environment", "file"])
 def test_misspelled_variable_is_refused_with_the_closest_names(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, where: str

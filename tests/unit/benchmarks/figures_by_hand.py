@@ -5,7 +5,7 @@ from benchmarks.engine_decode import DecodeFigure
 from benchmarks.engine_memory import MemoryFigure
 from benchmarks.engine_part import EngineFigures
 from benchmarks.engine_prefill import PrefillFigure
-from benchmarks.figures import Latency, Ratio
+from benchmarks.figures import Latency, Ratio, TimeLimit
 from benchmarks.http_load import LoadFigure
 from benchmarks.http_part import OTHER, OURS, HttpFigures
 from benchmarks.machine import machine_facts
@@ -80,5 +80,9 @@ def whole_report(*, is_quick: bool = False) -> BenchReport:
             load=[load_figure(OURS, 1, 20.0), load_figure(OTHER, 1, 15.0)],
             mixed=[mixed_figure_of(OURS), mixed_figure_of(OTHER)],
             ratios=[Ratio("http/float32/pace", 1.2, "higher")],
+            limits=[
+                TimeLimit("http/float32/gap", 300.0, 1_000.0),
+                TimeLimit("http/float32/first token", 5_000.0, 2_000.0),
+            ],
         ),
     )

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,23 +88,33 @@ def test_run_writes_figures_plots_and_baseline(
     assert "at least 2, NOT MET" in capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("measured")
 @pytest.mark.parametrize(
-    ("before", "status", "verdict"), [(1.5, 0, "same"), (1.0, 0, "better"), (3.0, 1, "worse")]
+    ("before", "required", "status", "told"),
+    [
+        (1.5, None, 0, "same"),
+        (1.0, 1.5, 0, "better"),
+        (3.0, None, 1, "worse"),
+        (1.5, 2.0, 1, "promised and not met: engine/float32/gain"),
+    ],
 )
-def test_check_fails_on_a_regression_only(
+def test_check_fails_on_a_regression_or_a_broken_promise_only(
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     before: float,
+    required: float | None,
     status: int,
-    verdict: str,
+    told: str,
 ) -> None:
     """The exit status is what a script reads, the table what a person does."""
+    engine = whole_report().engine
+    engine.ratios = [replace(ratio, required=required) for ratio in engine.ratios]
+    monkeypatch.setattr(cli, "measure_engine", lambda *_: engine)
     baseline = tmp_path / "baseline.json"
     update_baseline(baseline, [Ratio("engine/float32/gain", before, "higher")])
     arguments = ["--only", "engine", "--output", str(tmp_path), "--check", str(baseline)]
     assert cli.run(arguments) == status
-    assert verdict in capsys.readouterr().out
+    assert told in capsys.readouterr().out
 
 
 def test_number_formats_are_measured_one_by_one(

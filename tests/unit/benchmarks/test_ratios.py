@@ -8,7 +8,7 @@ from benchmarks.attention import AttentionFigure, attention_ratio
 from benchmarks.engine_memory import MemoryFigure, memory_ratios
 from benchmarks.engine_prefill import PrefillFigure, prefill_ratio
 from benchmarks.headline import headline_ratios
-from benchmarks.http_part import OTHER, OURS, http_ratios
+from benchmarks.http_part import OTHER, OURS, http_ratios, mixed_limits
 from tests.unit.benchmarks.figures_by_hand import decode_figure, load_figure, mixed_figure_of
 
 
@@ -51,6 +51,29 @@ def test_http_ratios_are_of_our_server_alone() -> None:
     assert [ratio.value for ratio in ratios] == [4.5, 5.0, 0.25]
     assert [ratio.better for ratio in ratios] == ["higher", "lower", "lower"]
     assert {ratio.name.rpartition("/")[0] for ratio in ratios} == {"http/float32"}
+
+
+@pytest.mark.parametrize(
+    ("gap_ms", "first_token_ms", "met"),
+    [
+        (999.0, 2_000.0, (True, True)),
+        (1_001.0, 1_999.0, (False, True)),
+        (1.0, 2_001.0, (True, False)),
+    ],
+)
+def test_waiting_while_a_long_prompt_is_read_has_limits(
+    gap_ms: float, first_token_ms: float, met: tuple[bool, bool]
+) -> None:
+    """For callers of our server; another's is not ours to promise."""
+    figure = mixed_figure_of(OURS)
+    figure = replace(
+        figure,
+        reading=replace(figure.reading, p99_ms=gap_ms),
+        short_ttft_ms=first_token_ms,
+    )
+    gap, first_token = mixed_limits("float32", [mixed_figure_of(OTHER), figure])
+    assert (gap.value_ms, first_token.value_ms) == (gap_ms, first_token_ms)
+    assert (gap.is_met, first_token.is_met) == met
 
 
 @pytest.mark.parametrize(("dtype", "is_met"), [("float32", True), ("bfloat16", False)])

@@ -51,6 +51,8 @@ def test_tables_show_figures_and_broken_promises() -> None:
     """Whoever reads the tables sees what is promised and not kept."""
     text = printed(whole_report())
     assert "at least 2, NOT MET" in text
+    assert "at most 1,000 " in text
+    assert "at most 2,000, NOT MET" in text
     assert "other server" in text
     assert "250 / 300 / 310" in text
 
@@ -62,11 +64,19 @@ def test_quick_sizes_are_not_judged() -> None:
     assert "the ratios say nothing" in text
 
 
+def test_broken_promises_are_ratios_and_times() -> None:
+    """None at the tiny sizes, for which nothing is promised."""
+    assert whole_report().broken_promises == ["engine/float32/gain", "http/float32/first token"]
+    assert whole_report(is_quick=True).broken_promises == []
+
+
 def test_part_that_was_left_out_has_no_table() -> None:
     """`--only` leaves no empty tables behind."""
     report = whole_report()
-    report.http.load, report.http.mixed, report.http.ratios = [], [], []
-    assert "HTTP" not in printed(report)
+    report.http.load, report.http.mixed, report.http.ratios, report.http.limits = [], [], [], []
+    text = printed(report)
+    assert "HTTP" not in text
+    assert "Promised times" not in text
 
 
 def test_comparison_shows_both_values() -> None:

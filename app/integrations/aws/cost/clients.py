@@ -27,7 +27,8 @@ class AwsClients:
 
     def __init__(self) -> None:
         with aws_call("AWS"):
-            self._session = sdk_session()
+            # As the default it bounds the calls for credentials too.
+            self._session = sdk_session(CLIENT_CONFIG)
 
     def open(self, service: str, *, region: str | None = None, fallback: str | None = None) -> Any:
         """Open a client.
@@ -45,7 +46,6 @@ class AwsClients:
                 return self._session.client(
                     service,
                     region_name=region or self._session.region_name or fallback,
-                    config=CLIENT_CONFIG,
                 )
             except ValueError:
                 raise CostReportError(f"{service}: the endpoint or region is unusable") from None

@@ -11,7 +11,6 @@ folder/
 
 import os
 import re
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ import structlog
 
 from app.integrations.aws.weights.errors import WeightsError
 from app.integrations.aws.weights.folder import is_intact
-from app.integrations.aws.weights.locks import FileLock
+from app.integrations.aws.weights.locks import FileLock, WaitLog
 from app.integrations.aws.weights.manifest import Manifest
 from app.integrations.aws.weights.staging import (
     folder_bytes,
@@ -37,7 +36,6 @@ _log = structlog.get_logger("snapkv.weights")
 
 PARTIAL_SUFFIX: Final = ".partial"
 _MODEL_NAME: Final = re.compile(r"[0-9a-f]{64}(\.partial)?")
-_WAIT_LOG_INTERVAL_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +92,11 @@ class WeightsCache:
         lock = self._lock_of(fingerprint)
         try:
             while True:
-                lock.acquire(shared=True, on_wait=_WaitLog(fingerprint))
+                lock.acquire(shared=True, on_wait=WaitLog(fingerprint))
                 if is_intact(target, manifest):
                     os.utime(target)
                     return HeldWeights(target, fingerprint, lock)
-                lock.acquire(shared=False, on_wait=_WaitLog(fingerprint))
+                lock.acquire(shared=False, on_wait=WaitLog(fingerprint))
                 if not is_intact(target, manifest):
                     self._fetch(manifest, target, fill)
         except BaseException:
@@ -164,24 +162,11 @@ class WeightsCache:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         lock = FileLock(self._folder / "cache.lock")
-        lock.acquire(shared=False, on_wait=_WaitLog("cache"))
+        lock.acquire(shared=False, on_wait=WaitLog("cache"))
         try:
             yield
         finally:
             lock.release()
-
-
-class _WaitLog:
-    """Says now and then for what this process waits."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._due_s = time.monotonic()
-
-    def __call__(self) -> None:
-        if time.monotonic() >= self._due_s:
-            self._due_s = time.monotonic() + _WAIT_LOG_INTERVAL_S
-            _log.info("weights_lock_waited_for", lock=self._name)
 
 
 def _expanded(folder: Path) -> Path:

@@ -7,6 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+import structlog
+
+_log = structlog.get_logger("snapkv.weights")
+
+_WAIT_LOG_INTERVAL_S: Final = 10.0
 _POLL_S: Final = 0.2
 
 
@@ -76,3 +81,18 @@ class FileLock:
         except FileNotFoundError:
             return False
         return os.path.samestat(there, os.fstat(self._descriptor))
+
+
+class WaitLog:
+    """Says now and then for what this process waits."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._due_s = time.monotonic()
+
+    def __call__(self) -> None:
+        """Say it if that is due."""
+        if time.monotonic() >= self._due_s:
+            self._due_s = time.monotonic() + _WAIT_LOG_INTERVAL_S
+            # A terminal shows warnings only, and a command that waits looks as if it hung.
+            _log.warning("weights_lock_waited_for", lock=self._name)

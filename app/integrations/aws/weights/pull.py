@@ -16,7 +16,7 @@ from app.integrations.aws.weights.download import DownloadLimits, download_files
 from app.integrations.aws.weights.errors import WeightsError
 from app.integrations.aws.weights.folder import verify_folder
 from app.integrations.aws.weights.location import S3Location
-from app.integrations.aws.weights.locks import FileLock
+from app.integrations.aws.weights.locks import FileLock, WaitLog
 from app.integrations.aws.weights.manifest import Manifest
 from app.integrations.aws.weights.progress import ProgressCallback
 from app.integrations.aws.weights.reader import S3Reader
@@ -88,7 +88,7 @@ class Puller:
             manifest = fetch_manifest(reader, self._limits)
             folder.parent.mkdir(parents=True, exist_ok=True)
             lock = FileLock(folder.with_name(f".{folder.name}.lock"))
-            lock.acquire(shared=False, on_wait=lambda: None)
+            lock.acquire(shared=False, on_wait=WaitLog(str(folder)))
             try:
                 self._obtain(reader, manifest, folder)
             finally:
