@@ -39,16 +39,24 @@ class PromptTooLongError(InvalidParameterError):
     """The prompt, or the prompt and the tokens asked for, exceed the model's context.
 
     Attributes:
-        num_prompt_tokens: Tokens of the prompt as the model counts them.
+        num_prompt_tokens: Tokens of the prompt as the model counts them, or fewer.
         max_model_len: Tokens that prompt and answer may have together.
     """
 
     def __init__(
-        self, field: str, *, num_prompt_tokens: int, max_new_tokens: int, max_model_len: int
+        self,
+        field: str,
+        *,
+        num_prompt_tokens: int,
+        max_new_tokens: int,
+        max_model_len: int,
+        is_counted: bool = True,
     ) -> None:
+        """Describe it; a prompt that was not counted has at least `num_prompt_tokens`."""
+        amount = num_prompt_tokens if is_counted else f"at least {num_prompt_tokens}"
         super().__init__(
             field,
-            f"the prompt has {num_prompt_tokens} tokens and {max_new_tokens} more were asked for; "
+            f"the prompt has {amount} tokens and {max_new_tokens} more were asked for; "
             f"the model's context holds {max_model_len}",
         )
         self.num_prompt_tokens = num_prompt_tokens

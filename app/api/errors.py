@@ -76,6 +76,7 @@ _MESSAGES: Final[Mapping[str, str]] = {
     "string_too_short": "must not be empty",
     "string_type": "must be a string",
     "string_unicode": "has a field whose name is not valid Unicode",
+    "too_long": "is too long",
     "too_short": "must not be empty",
 }
 

@@ -55,7 +55,7 @@ def parse_json(body: bytes) -> Any:
     except UnicodeDecodeError:
         reason = "the body is not UTF-8"
     except json.JSONDecodeError as error:
-        reason = f"the body is not JSON: {error.msg} at character {error.pos}"
+        reason = f"the body is not JSON: {error.msg.removesuffix(' at')} at character {error.pos}"
     except RecursionError:
         reason = "the body is nested too deeply"
     raise HTTPException(status_code=422, detail=reason)
@@ -67,7 +67,10 @@ def _read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         raise HTTPException(
             status_code=422, detail=f"an object has more than {MAX_OBJECT_FIELDS} fields"
         )
-    return dict(pairs)
+    names = dict(pairs)
+    if len(names) < len(pairs):
+        raise HTTPException(status_code=422, detail="an object has a field twice")
+    return names
 
 
 def _read_int(digits: str) -> int | float:
@@ -83,3 +86,5 @@ def _require_json_type(request: Request) -> None:
         raise HTTPException(
             status_code=415, detail="send the header Content-Type: application/json, once"
         )
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise HTTPException(status_code=415, detail="send the body without Content-Encoding")

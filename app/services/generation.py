@@ -143,6 +143,7 @@ class Generation:
                 self.finish_reasons[event.choice_index] = event.finish_reason
             self.summary = event.summary or self.summary
             if event.finish_reason in _FAILURES:
+                await self._read_summary(event)
                 raise self._failure(event)
             yield event
             if self.summary is not None:
@@ -159,6 +160,14 @@ class Generation:
             await self._stream.aclose()
         finally:
             self._on_closed(self)
+
+    async def _read_summary(self, event: TokenEvent) -> None:
+        """Read on to the summary where all choices end at once, as they do when time is up."""
+        if event.summary is None and event.finish_reason is FinishReason.DEADLINE:
+            async for later in self._stream:
+                self.summary = later.summary
+                if later.finish_reason is not FinishReason.DEADLINE or self.summary is not None:
+                    return
 
     def _failure(self, event: TokenEvent) -> SnapKVError:
         if event.finish_reason is FinishReason.DEADLINE:
@@ -188,8 +197,11 @@ class Generation:
         first_s, first_ms = self._first_token_s, None
         if first_s is not None:
             first_ms = _ms(first_s - self._submitted_s)
+        timings = None if summary is None else summary.timings
         if summary is not None:
             duration_ms = summary.timings.total_ms
+            if self.num_output_tokens > summary.num_output_tokens:
+                timings = None  # made up for a request that the engine could not end
             if summary.num_output_tokens > 0:
                 num_output_tokens = summary.num_output_tokens
                 first_ms = summary.timings.time_to_first_token_ms
@@ -204,7 +216,7 @@ class Generation:
             finish_reason=self._finish_reason(),
             knobs=self._request.compression,
             compression=None if summary is None else summary.compression,
-            timings=None if summary is None else summary.timings,
+            timings=timings,
             duration_ms=duration_ms,
             time_to_first_token_ms=first_ms,
         )

@@ -78,10 +78,12 @@ class RequestPreparer:
 
     def _encode(self, request: GenerationRequest, field: str) -> tuple[int, ...]:
         if isinstance(request.prompt, str):
+            self._require_short(request.prompt, request, field)
             prompt_ids = tuple(self._tokenizer.encode(request.prompt))
         elif field == "messages":
             messages = cast(tuple[ChatMessage, ...], request.prompt)
             text = self._tokenizer.render_chat(messages)
+            self._require_short(text, request, field)
             # The template writes the special tokens itself.
             prompt_ids = tuple(self._tokenizer.encode(text, add_special_tokens=False))
         else:
@@ -93,6 +95,18 @@ class RequestPreparer:
         if not prompt_ids:
             raise InvalidParameterError(field, "must hold at least one token")
         return prompt_ids
+
+    def _require_short(self, text: str, request: GenerationRequest, field: str) -> None:
+        """Refuse a text that is too long by far; counting megabytes takes seconds and gigabytes."""
+        num_tokens = self._tokenizer.fewest_tokens(text)
+        if num_tokens > self._spec.max_model_len:
+            raise PromptTooLongError(
+                field,
+                num_prompt_tokens=num_tokens,
+                max_new_tokens=request.sampling.max_new_tokens or 1,
+                max_model_len=self._spec.max_model_len,
+                is_counted=False,
+            )
 
     def _max_new_tokens(
         self, request: GenerationRequest, num_prompt_tokens: int, field: str

@@ -2,10 +2,13 @@
 
 import asyncio
 import logging
+import math
+import os
 import queue
 import threading
 import time
 from collections.abc import Sequence as SequenceOf
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,7 +19,12 @@ from snapkv_core.engine.memory_plan import held_memory_bytes
 from snapkv_core.engine.response_stream import ResponseStream
 from snapkv_core.engine.service_rate import ServiceRate
 from snapkv_core.engine.snapshot_cache import SnapshotCache
-from snapkv_core.errors import EngineStoppedError, QueueFullError, SnapKVError
+from snapkv_core.errors import (
+    DeadlineExceededError,
+    EngineStoppedError,
+    QueueFullError,
+    SnapKVError,
+)
 from snapkv_core.events import (
     EngineObserver,
     EngineStats,
@@ -26,6 +34,8 @@ from snapkv_core.events import (
 from snapkv_core.sequence import FinishReason, Sequence
 
 _logger = logging.getLogger(__name__)
+#: Each may hold tens of megabytes for a long prompt.
+_MAX_TOKENISERS: Final = 4
 _STOPPED: Final = "the engine was stopped before this request was finished"
 
 
@@ -72,7 +82,11 @@ class AsyncEngine:
         self._takes_requests = False
         self._inbox_lock = threading.Lock()  # no request enters an inbox that was drained for good
         self._in_flight: set[ResponseStream] = set()  # event loop only
-        self._num_preparing = 0  # event loop only
+        self._tokenisers = ThreadPoolExecutor(
+            min(_MAX_TOKENISERS, os.cpu_count() or 1), thread_name_prefix="snapkv-tokeniser"
+        )
+        self._count_lock = threading.Lock()
+        self._num_preparing = 0  # under the lock
         self._streams: dict[str, ResponseStream] = {}  # engine thread only
         self._service_rate = ServiceRate()
         self._busy_since: float | None = None
@@ -141,6 +155,7 @@ class AsyncEngine:
     def stop(self) -> None:
         """Take no more requests, end those in flight with an error, and join the thread."""
         self._takes_requests = False
+        self._tokenisers.shutdown(wait=False)
         if self._thread.is_alive():
             self._inbox.put(_Stop())
             self._thread.join()
@@ -151,6 +166,7 @@ class AsyncEngine:
         Raises:
             EngineStoppedError: The engine is not running.
             QueueFullError: Too many requests are in flight.
+            DeadlineExceededError: Its time was up before it could be queued.
             InvalidParameterError: A parameter does not fit this model or configuration.
             PromptTooLongError: The prompt does not fit the context.
             RequestTooLargeError: Its KV cache exceeds all memory there is for it.
@@ -159,13 +175,7 @@ class AsyncEngine:
         num_in_flight = len(self._in_flight) + self._num_preparing
         if num_in_flight >= self.config.max_num_seqs + self.config.max_num_waiting:
             raise QueueFullError(num_in_flight, self._service_rate.retry_after_s())
-        self._num_preparing += 1
-        try:
-            # Other prompts may keep the threads that tokenise busy, which counts as waiting.
-            group = await asyncio.to_thread(self._engine.prepare, request, time.monotonic())
-            finding = await self._find(request, group[0])
-        finally:
-            self._num_preparing -= 1
+        group, finding = await self._prepare(request)
         stream = ResponseStream(
             group[0], finding, on_abandoned=self._abandon, on_ended=self._in_flight.discard
         )
@@ -184,7 +194,7 @@ class AsyncEngine:
         counts = self._counts
         busy_since = self._busy_since
         return EngineStats(
-            num_waiting=counts.num_waiting + self._inbox.qsize(),
+            num_waiting=counts.num_waiting + self._inbox.qsize() + self._num_preparing,
             num_running=counts.num_running,
             kv_bytes=counts.num_pages_used * self._engine.parts.layout.page_bytes,
             num_pages_used=counts.num_pages_used,
@@ -196,6 +206,33 @@ class AsyncEngine:
             last_step_age_s=0.0 if busy_since is None else time.monotonic() - busy_since,
             is_alive=self._takes_requests and self._thread.is_alive(),
         )
+
+    async def _prepare(self, request: GenerationRequest) -> tuple[tuple[Sequence, ...], Finding]:
+        """Tokenise on a thread and look for a snapshot, within the request's time."""
+        limit_s = min(request.timeout_s or math.inf, self.config.request_timeout_s)
+        # Other prompts may keep these threads busy, which counts as waiting.
+        try:
+            prepared = self._tokenisers.submit(self._engine.prepare, request, time.monotonic())
+        except RuntimeError as error:  # stopped since `submit` looked
+            raise EngineStoppedError("the engine is stopped and takes no requests") from error
+        with self._count_lock:
+            self._num_preparing += 1
+        try:
+            async with asyncio.timeout(limit_s):
+                group = await asyncio.wrap_future(prepared)
+                return group, await self._find(request, group[0])
+        except TimeoutError as error:
+            raise DeadlineExceededError(
+                "the request's time was up before its prompt was tokenised"
+            ) from error
+        finally:
+            prepared.cancel()
+            # A thread that has begun goes on, whoever has left, and takes its place until then.
+            prepared.add_done_callback(self._forget_prepared)
+
+    def _forget_prepared(self, _: object) -> None:
+        with self._count_lock:
+            self._num_preparing -= 1
 
     async def _find(self, request: GenerationRequest, leader: Sequence) -> Finding:
         if self._snapshots is None or request.snapshot_namespace is None:

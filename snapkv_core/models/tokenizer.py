@@ -1,6 +1,7 @@
 """Text to token ids and back, and the chat template."""
 
 import copy
+import json
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -19,6 +20,9 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Turn text into ids; `add_special_tokens` adds what the model expects around a prompt."""
+
+    def fewest_tokens(self, text: str) -> int:
+        """Return a number of tokens that a text has at least, without looking at it closely."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Turn ids into text without special tokens; bytes that are no character are U+FFFD."""
@@ -45,6 +49,7 @@ class HFTokenizer:
         if self._backend is not None:
             self._backend.no_truncation()
             self._backend.no_padding()
+        self._longest_token_chars = _longest_token_chars(self._backend)
         own = tokenizer.eos_token_id
         self._eos_token_ids = eos_token_ids | (frozenset() if own is None else frozenset({own}))
 
@@ -61,6 +66,12 @@ class HFTokenizer:
         # The batch call lets other threads run meanwhile; the single one holds them all up.
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoding.ids)
+
+    def fewest_tokens(self, text: str) -> int:
+        """See `Tokenizer.fewest_tokens`; 0 where a tokenizer may shorten a text first."""
+        if self._longest_token_chars is None:
+            return 0
+        return -(-len(text) // self._longest_token_chars)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """See `Tokenizer.decode`."""
@@ -83,3 +94,26 @@ class HFTokenizer:
             raise InvalidParameterError(
                 "messages", f"the model's chat template refuses them: {error}"
             ) from error
+
+
+def _longest_token_chars(backend: Any) -> int | None:
+    """Return the most characters of a text that one token stands for; None when unknown.
+
+    No token stands for more characters than it is written with: byte-level ones are written with
+    a character for each byte, and the others as they are.
+    """
+    if backend is None or _may_shorten(json.loads(backend.to_str())["normalizer"]):
+        return None
+    return max((len(token) for token in backend.get_vocab(with_added_tokens=True)), default=None)
+
+
+def _may_shorten(normalizer: Any) -> bool:
+    """Tell whether a normalizer, as `tokenizer.json` has it, may take characters away."""
+    if normalizer is None or normalizer["type"] == "Prepend":
+        return False
+    if normalizer["type"] == "Sequence":
+        return any(_may_shorten(part) for part in normalizer["normalizers"])
+    if normalizer["type"] == "Replace":
+        pattern = normalizer["pattern"].get("String")
+        return pattern is None or len(normalizer["content"]) < len(pattern)
+    return True

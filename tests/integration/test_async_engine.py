@@ -4,7 +4,6 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 
@@ -14,14 +13,17 @@ from snapkv_core import (
     AsyncEngine,
     CompressionConfig,
     CompressionReport,
+    DeadlineExceededError,
     EngineStoppedError,
     FinishReason,
+    GenerationRequest,
     InvalidParameterError,
     QueueFullError,
     RequestSummary,
     StepStats,
     TokenEvent,
 )
+from snapkv_core.sequence import Sequence
 from tests.support.engines import ask, ids_of, make_engine, make_request, summary_of, text_of
 from tests.support.models import build_model, random_prompt
 
@@ -305,15 +307,68 @@ async def test_a_step_that_hangs_does_not_outlast_a_deadline(
     await asyncio.to_thread(engine.stop)
 
 
-async def test_waiting_for_a_thread_that_tokenises_counts() -> None:
-    """From submission on, whatever keeps the threads busy."""
+# ---------------------------------------------------------------------- tokenising
+
+
+@pytest.fixture
+async def tokenising() -> AsyncIterator[tuple[AsyncEngine, threading.Event]]:
+    """Start an engine all of whose tokenising threads are busy until the event is set."""
+    engine = AsyncEngine(make_engine(build_model("llama", 2, seed=51)))
+    engine.start()
+    may_go_on = threading.Event()
+    for _ in range(engine._tokenisers._max_workers):
+        engine._tokenisers.submit(may_go_on.wait, 10)
+    yield engine, may_go_on
+    may_go_on.set()
+    await asyncio.to_thread(engine.stop)
+
+
+async def test_waiting_for_a_thread_that_tokenises_counts(
+    tokenising: tuple[AsyncEngine, threading.Event],
+) -> None:
+    """From submission on, whatever keeps the threads busy; and the request is seen to wait."""
+    engine, may_go_on = tokenising
+    request = make_request(_PROMPT, _COMPRESSION, max_new_tokens=2, ignore_eos=True)
+    submitted = asyncio.create_task(engine.submit(request))
+    await asyncio.sleep(0.3)
+    assert engine.stats().num_waiting == 1
+    may_go_on.set()
+    events = [event async for event in await submitted]
+    assert summary_of(events).timings.queue_ms >= 250
+    await idle(engine)
+
+
+async def test_a_deadline_holds_while_others_are_tokenised(
+    tokenising: tuple[AsyncEngine, threading.Event],
+) -> None:
+    engine, _ = tokenising
+    request = replace(make_request(_PROMPT, _COMPRESSION, max_new_tokens=2), timeout_s=0.2)
+    start_s = time.monotonic()
+    with pytest.raises(DeadlineExceededError):
+        await engine.submit(request)
+    assert 0.2 <= time.monotonic() - start_s < 5.0
+    assert engine.stats().num_waiting == 0
+
+
+async def test_a_thread_that_tokenises_keeps_its_place_when_its_caller_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Callers that come and go must not start more work than the queue is long."""
     inner = make_engine(build_model("llama", 2, seed=51))
+    prepare, may_go_on = inner.prepare, threading.Event()
+
+    def hold(request: GenerationRequest, arrival_s: float | None = None) -> tuple[Sequence, ...]:
+        may_go_on.wait(10)
+        return prepare(request, arrival_s)
+
+    monkeypatch.setattr(inner, "prepare", hold)
     engine = AsyncEngine(inner)
     engine.start()
-    with ThreadPoolExecutor(1) as pool:
-        asyncio.get_running_loop().set_default_executor(pool)
-        pool.submit(time.sleep, 0.3)
-        request = make_request(_PROMPT, _COMPRESSION, max_new_tokens=2, ignore_eos=True)
-        events = [event async for event in await engine.submit(request)]
-    assert summary_of(events).timings.queue_ms >= 250
-    engine.stop()
+    caller = asyncio.create_task(engine.submit(make_request(_PROMPT, _COMPRESSION)))
+    await asyncio.sleep(0.1)
+    caller.cancel()
+    await asyncio.sleep(0.1)
+    assert engine.stats().num_waiting == 1
+    may_go_on.set()
+    await idle(engine)
+    await asyncio.to_thread(engine.stop)

@@ -124,6 +124,11 @@ class ByteTokenizer:
         del add_special_tokens
         return list(text.encode())
 
+    def fewest_tokens(self, text: str) -> int:
+        """Leave it to counting."""
+        del text
+        return 0
+
     def decode(self, ids: Sequence[int]) -> str:
         """Turn bytes into text; ids beyond the bytes are special and give none."""
         return bytes(i for i in ids if i < NUM_BYTES).decode(errors="replace")
@@ -145,6 +150,11 @@ class ScriptedTokenizer:
         """Give a prompt token for every character."""
         del add_special_tokens
         return [0] * len(text)
+
+    def fewest_tokens(self, text: str) -> int:
+        """Leave it to counting."""
+        del text
+        return 0
 
     def decode(self, ids: Sequence[int]) -> str:
         """Join the pieces and read them as UTF-8."""
