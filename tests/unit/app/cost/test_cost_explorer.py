@@ -176,7 +176,7 @@ def test_throttling_is_tried_again_and_each_try_is_counted(
     """A passing fault costs a request, not the report."""
     try_three_times(monkeypatch)
     aws.refuse(COSTS, "ThrottlingException")
-    asking = explorer()
+    asking = explorer(AwsClients())
     assert asking.costs(FIRST, TODAY, TAG).total == Decimal("2100.755")
     assert asking.num_requests == 2
 
@@ -187,7 +187,7 @@ def test_answer_that_does_not_come_is_given_up(
     """A call ends within a time that is known."""
     config = Config(read_timeout=0.1, retries={"total_max_attempts": 1})
     monkeypatch.setattr("app.integrations.aws.cost.clients.CLIENT_CONFIG", config)
-    asking = explorer()
+    asking = explorer(AwsClients())
     for operation, ask in ((COSTS, asking.costs), ("GetCostForecast", asking.forecast)):
         aws.faults[operation].append(Fault(is_stalled=True))
         with pytest.raises(CostReportError, match=f"^ce:{operation}: did not answer in time"):
