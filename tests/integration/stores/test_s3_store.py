@@ -190,7 +190,7 @@ def test_parts_are_asked_for_once_each(faulty: Faulty) -> None:
         (Fault(status=403, code="AccessDenied"), "access is denied"),
         (Fault(status=503, code="SlowDown"), "S3 asks for fewer requests"),
         (Fault(status=500, code="secret words"), "S3 refused the request"),
-        (Fault(send_bytes=1_000), "S3 cannot be reached"),
+        (Fault(send_bytes=1_000), "AWS cannot be reached"),
         (Fault(ignore_range=True), "the answer holds other bytes"),
     ],
 )
