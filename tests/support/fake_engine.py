@@ -204,7 +204,9 @@ class FakeStream:
                 await asyncio.sleep(0.005)
 
     def _broken(self, reason: FinishReason) -> TokenEvent:
-        summary = summary_of(self._request, self.num_prompt_tokens, (reason,), 0, None)
+        summary = summary_of(
+            self._request, self.num_prompt_tokens, (reason,), self._num_events, None
+        )
         return TokenEvent(
             self._request.request_id,
             0,
