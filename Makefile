@@ -25,8 +25,9 @@ BIN := $(VENV)/bin
 # Without byte-compiling every file up front, which halves the time: Python does it for what it imports.
 PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile \
     --constraint constraints.txt
-# A file's tests stay together, since they share servers and models.
-PYTEST := $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile
+# A file's tests stay together, since they share servers and models. Files go in their order: by
+# default those with the fewest tests come last, and the longest test of all is alone in its file.
+PYTEST := $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 CODE := $(wildcard app snapkv_core tests scripts benchmarks)
 
 # Stamps: what they name is done until what they depend on changes. The cache folder holds its own,
