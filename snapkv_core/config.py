@@ -62,6 +62,11 @@ class CompressionConfig:
                 f"got {self.max_capacity_prompt}",
             )
 
+    def num_kept(self, num_prompt_tokens: int) -> int:
+        """Return the tokens of a prompt that each layer and KV head keeps, in the mean."""
+        is_smaller = self.compresses(num_prompt_tokens)
+        return self.max_capacity_prompt if is_smaller else num_prompt_tokens
+
     def compresses(self, num_prompt_tokens: int) -> bool:
         """Tell whether a prompt of this length loses tokens under this configuration."""
         return self.method != "full" and num_prompt_tokens > self.max_capacity_prompt

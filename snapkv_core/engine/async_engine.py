@@ -223,7 +223,7 @@ class AsyncEngine:
                 return group, await self._find(request, group[0])
         except TimeoutError as error:
             raise DeadlineExceededError(
-                "the request's time was up before its prompt was tokenised"
+                "the request's time was up before it could be queued"
             ) from error
         finally:
             prepared.cancel()

@@ -114,8 +114,8 @@ class Engine:
     def max_concurrent(self, compression: CompressionConfig, max_new_tokens: int) -> int:
         """Return how many sequences of a budget fit at once, compressed to their capacity."""
         layout, longest = self.parts.layout, self.spec.max_model_len - max_new_tokens
-        num_kept = compression.max_capacity_prompt if compression.compresses(longest) else longest
-        num_pages = layout.num_page_rows * layout.pages_for(num_kept + max_new_tokens)
+        num_tokens = compression.num_kept(longest) + max_new_tokens
+        num_pages = layout.num_page_rows * layout.pages_for(num_tokens)
         return min(self.config.max_num_seqs, self.parts.manager.num_pages_total // num_pages)
 
     def warm_up(self) -> None:

@@ -185,10 +185,7 @@ class MemoryLedger:
     def _worst_case(self, group: tuple[Sequence, ...]) -> _Reservation:
         leader = group[0]
         num_prompt_tokens = leader.num_prompt_tokens
-        compression = leader.compression
-        num_kept = num_prompt_tokens
-        if compression.compresses(num_prompt_tokens):
-            num_kept = compression.max_capacity_prompt
+        num_kept = leader.compression.num_kept(num_prompt_tokens)
         return _Reservation(
             shared_pages=self._layout.shared_pages(num_kept),
             tail_pages=self._layout.tail_pages(num_kept, leader.max_new_tokens),

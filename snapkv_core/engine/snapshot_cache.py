@@ -118,17 +118,15 @@ class SnapshotCache:
         Args:
             leader: The request's first sequence, not queued yet.
             namespace: The tenant; others' snapshots are never found.
+
+        It may wait for as long as the other request takes; the caller bounds that.
         """
         if not self._is_worthwhile(leader):
             return NOT_LOOKED_UP
         identity = self._model.identity_of(leader)
         place = (namespace, identity.key())
         while (flight := self._flights.get(place)) is not None:
-            left_s = leader.deadline_s - time.monotonic()
-            try:
-                snapshot = await asyncio.wait_for(asyncio.shield(flight), max(0.0, left_s))
-            except TimeoutError:
-                return Finding("miss")  # the engine ends it, since its time is up
+            snapshot = await asyncio.shield(flight)
             if snapshot is not None:
                 return Finding("hit", snapshot)
         loop = asyncio.get_running_loop()
@@ -194,14 +192,9 @@ class SnapshotCache:
         self, place: _Place, identity: SnapshotIdentity
     ) -> tuple[PromptSnapshot, int] | None:
         blob = self._store.get(*place)
-        return (
-            None
-            if blob is None
-            else (
-                decode_snapshot(blob, identity, body=self._policy.body),
-                len(blob),
-            )
-        )
+        if blob is None:
+            return None
+        return decode_snapshot(blob, identity, body=self._policy.body), len(blob)
 
     def _learn(self, outcome: LookupOutcome, seconds: float, num_bytes: int) -> None:
         if outcome in ("timeout", "failed"):

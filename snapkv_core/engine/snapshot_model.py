@@ -29,10 +29,7 @@ def snapshot_model(engine: Engine, fingerprint: str) -> SnapshotModel:
         )
 
     def expected_bytes(leader: Sequence) -> int:
-        num_tokens = leader.num_prompt_tokens
-        if leader.compression.compresses(num_tokens):
-            num_tokens = leader.compression.max_capacity_prompt
-        return num_tokens * layout.token_bytes
+        return leader.compression.num_kept(leader.num_prompt_tokens) * layout.token_bytes
 
     return SnapshotModel(
         identity_of=identity_of,
