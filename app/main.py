@@ -11,6 +11,7 @@ from app.api.errors import install_error_handlers, response_for
 from app.api.routes import generate, health, metrics, openai
 from app.integrations.aws.request_log import FLUSH_TIMEOUT_S, RequestLog, open_request_log
 from app.integrations.aws.weights.models import S3Models, s3_models
+from app.integrations.snapshot_tiers import open_snapshot_tiers
 from app.middleware.body_limit import BodyLimitMiddleware
 from app.middleware.request_id import RequestIdMiddleware
 from app.middleware.request_log import RequestLogMiddleware
@@ -27,7 +28,7 @@ from app.telemetry.generation_log import GenerationLog
 from app.telemetry.metrics import ServiceMetrics
 from app.telemetry.tracing.build import build_tracer
 from app.telemetry.tracing.trace import GenerationTraces, RequestTracer
-from snapkv_core import AsyncEngine, EngineConfig, EngineObserver
+from snapkv_core import AsyncEngine, EngineConfig, EngineObserver, weights_fingerprint
 
 LoadEngine = Callable[[EngineConfig, EngineObserver], GenerationEngine]
 
@@ -48,7 +49,7 @@ def create_app(
     Args:
         settings: Settings, as `load_settings` returns them.
         engine: An engine that is loaded and not started, instead of loading one; what it
-            observes is its owner's business.
+            observes, and where its snapshots are, is its owner's business.
         load_engine: Loads the engine; blocking, called on a thread of its own.
         on_load_failed: Called with one line when loading failed; whoever runs the server ends
             it. Without it the app lives on and reports that it is dead.
@@ -72,13 +73,22 @@ def create_app(
         lambda state: service_metrics.weights.on_progress(state.received_bytes, state.elapsed_s),
     )
 
+    snapshots = service_metrics.snapshots
+    store = open_snapshot_tiers(settings, snapshots.on_store_error)
+
     def load() -> GenerationEngine:
         if engine is not None:
             return engine
-        return load_engine(models.localise(engine_config), service_metrics.engine)
+        config = models.localise(engine_config)
+        loaded = load_engine(config, service_metrics.engine)
+        if store is not None:
+            fingerprint = models.fingerprint or weights_fingerprint(config)
+            loaded.use_snapshots(store, fingerprint, settings.snapshot_policy(), snapshots)
+        return loaded
 
     def on_ready(loaded: GenerationEngine) -> None:
         service_metrics.engine.watch(loaded.stats, loaded.model_name)
+        snapshots.watch(lambda: loaded.stats().snapshots)
         if emf is not None:
             emf.watch(loaded.stats, loaded.model_name)
 

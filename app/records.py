@@ -4,7 +4,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from snapkv_core import CompressionConfig, CompressionReport, FinishReason, RequestTimings
+from snapkv_core import (
+    CompressionConfig,
+    CompressionReport,
+    FinishReason,
+    RequestTimings,
+    SnapshotUse,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +31,8 @@ class GenerationRecord:
         timings: What the engine measured; None for a request that has no whole answer.
         duration_ms: Submission until the end.
         time_to_first_token_ms: Submission until the first token; None when there was none.
+        snapshot: What a snapshot did for it.
+        lookup_ms: What looking for one took, a part of the queue; 0 when none was looked for.
     """
 
     request_id: str
@@ -40,6 +48,8 @@ class GenerationRecord:
     timings: RequestTimings | None
     duration_ms: float
     time_to_first_token_ms: float | None
+    snapshot: SnapshotUse = "off"
+    lookup_ms: float = 0.0
 
 
 class RecordSink(Protocol):

@@ -13,11 +13,13 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from app.setting_groups.access import AccessSettings
 from app.setting_groups.aws import AwsSettings
+from app.setting_groups.snapshots import SnapshotSettings
 from app.setting_groups.telemetry import TelemetrySettings
 from snapkv_core import (
     CompressionConfig,
     EngineConfig,
     InvalidParameterError,
+    SnapshotPolicy,
     resolve_compression,
 )
 
@@ -43,7 +45,7 @@ _SERVICE_LINK: Final = re.compile(
 _RENAMED: Final[Mapping[str, str]] = {"revision": "model_revision"}
 
 #: Fields whose values are in no message; an address may hold a password or a key.
-_CONFIDENTIAL: Final = ("api_keys", "otlp_endpoint", "xray_daemon_address")
+_CONFIDENTIAL: Final = ("api_keys", "otlp_endpoint", "snapshot_valkey_url", "xray_daemon_address")
 
 #: Returns the settings of a secret by field name, or raises `SettingsError`.
 ReadSecret = Callable[[str], Mapping[str, object]]
@@ -53,7 +55,7 @@ class SettingsError(Exception):
     """The environment or the secret holds what the service cannot start with; names it."""
 
 
-class Settings(AccessSettings, AwsSettings, TelemetrySettings, BaseSettings):
+class Settings(AccessSettings, AwsSettings, SnapshotSettings, TelemetrySettings, BaseSettings):
     """Every setting of the service: `SNAPKV_*` variables, a `.env` file, and a secret."""
 
     model_config = SettingsConfigDict(
@@ -198,7 +200,9 @@ class Settings(AccessSettings, AwsSettings, TelemetrySettings, BaseSettings):
             )
         return value
 
-    @field_validator("log_level", "dtype", "attention_backend", "tracing", "emf", mode="before")
+    @field_validator(
+        "log_level", "dtype", "attention_backend", "tracing", "emf", "snapshot_body", mode="before"
+    )
     @classmethod
     def _lower(cls, value: object) -> object:
         return value.lower() if isinstance(value, str) else value
@@ -256,6 +260,16 @@ class Settings(AccessSettings, AwsSettings, TelemetrySettings, BaseSettings):
             )
         except InvalidParameterError as error:
             raise self._named(error) from error
+
+    def snapshot_policy(self) -> SnapshotPolicy:
+        """Return when snapshots of prompts are used."""
+        return SnapshotPolicy(
+            body=self.snapshot_body,
+            min_prompt_tokens=self.snapshot_min_prompt_tokens,
+            max_snapshot_bytes=self.snapshot_max_bytes,
+            lookup_timeout_s=self.snapshot_lookup_timeout_ms / 1e3,
+            max_write_bytes_per_s=self.snapshot_write_bytes_per_s,
+        )
 
     def with_secret(self, values: Mapping[str, object]) -> "Settings":
         """Return settings that take from `values` what is set by nothing nearer.

@@ -18,6 +18,8 @@ from snapkv_core.config import (
 from snapkv_core.engine.async_engine import AsyncEngine
 from snapkv_core.engine.engine import Engine
 from snapkv_core.engine.response_stream import ResponseStream
+from snapkv_core.engine.snapshot_cache import LookupOutcome, SnapshotObserver, SnapshotPolicy
+from snapkv_core.engine.snapshot_writer import WriteOutcome
 from snapkv_core.errors import (
     DeadlineExceededError,
     EngineStoppedError,
@@ -42,9 +44,13 @@ from snapkv_core.events import (
     RequestOutput,
     RequestSummary,
     RequestTimings,
+    SnapshotStats,
+    SnapshotUse,
     StepStats,
     TokenEvent,
 )
+from snapkv_core.kv_cache.guarded_store import GuardedStore, StoreHeldBackError
+from snapkv_core.kv_cache.snapshot import SNAPSHOT_BODIES, SnapshotBody
 from snapkv_core.kv_cache.store import (
     KVStore,
     MemoryStore,
@@ -55,6 +61,7 @@ from snapkv_core.kv_cache.store import (
 )
 from snapkv_core.kv_cache.tiered_store import OnStoreError, TieredStore
 from snapkv_core.models.demo import ensure_demo_model
+from snapkv_core.models.fingerprint import weights_fingerprint
 from snapkv_core.sampling_params import (
     MAX_CHOICES,
     MAX_SEED,
@@ -75,6 +82,7 @@ __all__ = [
     "MAX_WINDOW_SIZE",
     "POOLINGS",
     "PROFILES",
+    "SNAPSHOT_BODIES",
     "AsyncEngine",
     "ChatMessage",
     "CompressionConfig",
@@ -88,10 +96,12 @@ __all__ = [
     "FinishReason",
     "GenerationFailedError",
     "GenerationRequest",
+    "GuardedStore",
     "InvalidParameterError",
     "KVCacheError",
     "KVStore",
     "KeptTokenCounts",
+    "LookupOutcome",
     "MemoryStore",
     "ModelLoadError",
     "NullStore",
@@ -105,15 +115,23 @@ __all__ = [
     "ResponseStream",
     "SamplingParams",
     "SnapKVError",
+    "SnapshotBody",
     "SnapshotError",
+    "SnapshotObserver",
+    "SnapshotPolicy",
+    "SnapshotStats",
+    "SnapshotUse",
     "StepStats",
     "StoreError",
+    "StoreHeldBackError",
     "TieredStore",
     "TokenEvent",
+    "WriteOutcome",
     "check_blob",
     "check_key",
     "check_namespace",
     "ensure_demo_model",
     "resolve_compression",
     "snapkv_select",
+    "weights_fingerprint",
 ]

@@ -125,6 +125,8 @@ class RequestSummary:
         compression: What happened to the KV cache; None when the prompt was never read to its end.
         timings: Measured times.
         snapshot: What a snapshot did for it.
+        lookup_ms: Milliseconds that looking its prompt up took, or waiting for another request
+            that read the same; a part of the queue's.
     """
 
     request_id: str
@@ -134,6 +136,7 @@ class RequestSummary:
     compression: CompressionReport | None
     timings: RequestTimings
     snapshot: SnapshotUse = "off"
+    lookup_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +178,25 @@ class RequestOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotStats:
+    """The cache of snapshots at one moment; paces are 0 before the first measurement.
+
+    Attributes:
+        round_trip_s: Seconds until the store says that it holds nothing.
+        fetch_bytes_per_s: Pace at which snapshots come and are decoded.
+        prefill_tokens_per_s: Pace at which the engine should read a prompt of 4,096 tokens.
+        num_pending_bytes: Bytes of K and V that wait for being written.
+        is_held_back: Whether the store is left alone since it fails.
+    """
+
+    round_trip_s: float
+    fetch_bytes_per_s: float
+    prefill_tokens_per_s: float
+    num_pending_bytes: int
+    is_held_back: bool
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """The engine at one moment.
 
@@ -190,6 +212,7 @@ class EngineStats:
         device_memory_bytes: Bytes the process holds on the device; on a CPU its resident memory.
         last_step_age_s: Seconds since the loop last turned, or since start; small when idle.
         is_alive: Whether the engine thread runs and takes work.
+        snapshots: Of the cache of snapshots; None without one.
     """
 
     num_waiting: int
@@ -203,6 +226,7 @@ class EngineStats:
     device_memory_bytes: int
     last_step_age_s: float
     is_alive: bool
+    snapshots: SnapshotStats | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Server-sent events: their text, and a response that ends when either side goes away."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Final
 
 from starlette.responses import Response
@@ -31,6 +31,7 @@ class EventStreamResponse(Response):
         frames: AsyncIterator[str],
         *,
         on_closed: Callable[[bool], Awaitable[None]],
+        headers: Mapping[str, str] | None = None,
         heartbeat_interval_s: float = HEARTBEAT_INTERVAL_S,
     ) -> None:
         """Prepare the response.
@@ -38,9 +39,12 @@ class EventStreamResponse(Response):
         Args:
             frames: Events as text.
             on_closed: Awaited exactly once, with whether all events were sent.
+            headers: More headers.
             heartbeat_interval_s: Longest silence.
         """
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        super().__init__(
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})}
+        )
         # Response measured its empty body; a stream has no length.
         del self.headers["content-length"]
         self._frames = frames

@@ -35,6 +35,9 @@ MAX_LOGGED_ERROR_CHARS: Final = 500
 #: How a choice ends whose request gets an error instead of an answer.
 _FAILURES: Final = (FinishReason.ERROR, FinishReason.ABORT, FinishReason.DEADLINE)
 
+#: Callers are not told apart yet, so they all share snapshots.
+_ONE_TENANT: Final = "default"
+
 #: Name under which a traced request's context holds its trace.
 TRACE_ID: Final = "trace_id"
 
@@ -53,6 +56,7 @@ class GenerationInput:
         explain: Whether the report says which prompt tokens were kept.
         timeout_s: Seconds the caller waits at most; None takes the server's limit, which also
             bounds a longer one.
+        may_use_snapshots: Whether its prompt may be looked up in a store, and stored.
     """
 
     prompt: str | tuple[ChatMessage, ...]
@@ -61,6 +65,7 @@ class GenerationInput:
     profile: str | None = None
     explain: bool = False
     timeout_s: float | None = None
+    may_use_snapshots: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +127,7 @@ class Generation:
         self._trace_id: str | None = structlog.contextvars.get_contextvars().get(TRACE_ID)
         self._first_token_s: float | None = None
         self.num_prompt_tokens = stream.num_prompt_tokens
+        self.snapshot = stream.snapshot
         self.num_output_tokens = 0
         self._is_engine_alive = is_engine_alive
         self._on_closed = on_closed
@@ -217,6 +223,8 @@ class Generation:
             knobs=self._request.compression,
             compression=None if summary is None else summary.compression,
             timings=timings,
+            snapshot=self.snapshot,
+            lookup_ms=0.0 if summary is None else summary.lookup_ms,
             duration_ms=duration_ms,
             time_to_first_token_ms=first_ms,
         )
@@ -356,6 +364,7 @@ def to_request(
         compression=resolve_compression(default_compression, given.profile, given.knobs),
         explain=given.explain,
         timeout_s=given.timeout_s,
+        snapshot_namespace=_ONE_TENANT if given.may_use_snapshots else None,
     )
 
 

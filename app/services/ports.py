@@ -2,7 +2,17 @@
 
 from typing import Protocol
 
-from snapkv_core import CompressionConfig, EngineConfig, EngineStats, GenerationRequest, TokenEvent
+from snapkv_core import (
+    CompressionConfig,
+    EngineConfig,
+    EngineStats,
+    GenerationRequest,
+    KVStore,
+    SnapshotObserver,
+    SnapshotPolicy,
+    SnapshotUse,
+    TokenEvent,
+)
 
 
 class GenerationStream(Protocol):
@@ -11,6 +21,10 @@ class GenerationStream(Protocol):
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens of the prompt as the model counts them."""
+
+    @property
+    def snapshot(self) -> SnapshotUse:
+        """What a snapshot did for it."""
 
     def __aiter__(self) -> "GenerationStream":
         """Return itself."""
@@ -59,6 +73,15 @@ class GenerationEngine(Protocol):
 
     def max_concurrent(self, compression: CompressionConfig, max_new_tokens: int) -> int:
         """Return how many sequences fit at once, each with its kept prompt and its answer."""
+
+    def use_snapshots(
+        self,
+        store: KVStore,
+        fingerprint: str,
+        policy: SnapshotPolicy,
+        observer: SnapshotObserver,
+    ) -> None:
+        """Look prompts up in a store, which it closes at its end; before it is started."""
 
     def start(self) -> None:
         """Start taking work."""

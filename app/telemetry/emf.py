@@ -34,6 +34,7 @@ UNITS: Final[Mapping[str, str]] = {
     "Errors": "Count",
     "CompressionRatio": "None",
     "KeptAttentionMass": "None",
+    "SnapshotHits": "Count",
     "SequencesRunning": "Count",
     "RequestsWaiting": "Count",
     "Load": "Count",
@@ -73,6 +74,8 @@ class EmfMetrics:
         if report is not None and report.skipped is None:
             values["CompressionRatio"] = report.compression_ratio
             values["KeptAttentionMass"] = report.kept_attention_mass
+        if record.snapshot != "off":  # their mean is the share of hits
+            values["SnapshotHits"] = int(record.snapshot == "hit")
         self._write(GENERATION_METRICS, record.model, values, request_id=record.request_id)
 
     def watch(self, stats: Callable[[], EngineStats], model: str) -> None:

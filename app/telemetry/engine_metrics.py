@@ -1,13 +1,20 @@
 """Owns the metrics of the engine: filled as its observer, its gauges read when they are scraped."""
 
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from snapkv_core import CompressionReport, EngineStats, FinishReason, RequestSummary, StepStats
+from snapkv_core import (
+    CompressionReport,
+    EngineStats,
+    FinishReason,
+    RequestSummary,
+    SnapshotUse,
+    StepStats,
+)
 
 SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 _STEP_SECONDS: Final = (0.005, 0.01, 0.02, 0.04, 0.06, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -72,6 +79,7 @@ class EngineMetrics:
         timings = summary.timings
         for reason in summary.finish_reasons:
             self._answers.labels(reason.value).inc()
+        self._snapshot_uses.labels(summary.snapshot).inc()
         self._prompt_tokens.inc(summary.num_prompt_tokens)
         self._output_tokens.inc(summary.num_output_tokens)
         self._queue.observe(timings.queue_ms / 1_000)
@@ -101,6 +109,14 @@ class EngineMetrics:
         )
         for reason in FinishReason:
             self._answers.labels(reason.value)
+        self._snapshot_uses = Counter(
+            "snapkv_snapshot_requests",
+            "Ended requests by what a snapshot did for them.",
+            ("snapshot",),
+            registry=registry,
+        )
+        for use in get_args(SnapshotUse):
+            self._snapshot_uses.labels(use)
         self._prompt_tokens = Counter(
             "snapkv_prompt_tokens", "Prompt tokens of ended requests.", registry=registry
         )

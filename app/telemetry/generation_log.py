@@ -1,9 +1,9 @@
-"""Logs each generation that ended: one line for it, one for what compression did to it."""
+"""Logs each generation that ended: a line for it, for what compression did, and for snapshots."""
 
 import structlog
 
 from app.records import GenerationRecord
-from app.telemetry.logging import INFERENCE_COMPLETE, KV_CACHE_COMPRESSED
+from app.telemetry.logging import INFERENCE_COMPLETE, KV_CACHE_COMPRESSED, SNAPSHOT_LOOKED_UP
 
 _log = structlog.get_logger("snapkv.requests")
 
@@ -25,6 +25,13 @@ class GenerationLog:
                 kv_compressed_bytes=report.compressed_bytes,
                 compression_ratio=report.compression_ratio,
                 kept_attention_mass=report.kept_attention_mass,
+            )
+        if record.snapshot != "off":
+            _log.info(
+                SNAPSHOT_LOOKED_UP,
+                request_id=record.request_id,
+                snapshot=record.snapshot,
+                lookup_ms=record.lookup_ms,
             )
         _log.info(
             INFERENCE_COMPLETE,

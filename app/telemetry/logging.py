@@ -16,6 +16,7 @@ from app.telemetry.redaction import redact
 
 INFERENCE_COMPLETE: Final = "inference_complete"
 KV_CACHE_COMPRESSED: Final = "kv_cache_compressed"
+SNAPSHOT_LOOKED_UP: Final = "snapshot_looked_up"
 HTTP_REQUEST: Final = "http_request"
 UNHANDLED_ERROR: Final = "unhandled_error"
 GENERATION_METRICS: Final = "generation_metrics"

@@ -7,6 +7,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from app.telemetry.aws_metrics import AwsMetrics
 from app.telemetry.engine_metrics import SECONDS, EngineMetrics
+from app.telemetry.snapshot_metrics import SnapshotMetrics
 from app.telemetry.weights_metrics import WeightsMetrics
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
@@ -46,6 +47,7 @@ class ServiceMetrics:
         registry: Everything that `render` shows.
         engine: The part that the engine fills.
         weights: The part that a download of the weights fills.
+        snapshots: The part that the cache of snapshots fills.
         aws: What is counted on AWS.
     """
 
@@ -54,6 +56,7 @@ class ServiceMetrics:
         self.registry = CollectorRegistry()
         self.engine = EngineMetrics(self.registry)
         self.weights = WeightsMetrics(self.registry)
+        self.snapshots = SnapshotMetrics(self.registry)
         self.aws = AwsMetrics(self.registry)
         self._requests = Counter(
             "snapkv_requests", "HTTP requests.", ("route", "outcome"), registry=self.registry

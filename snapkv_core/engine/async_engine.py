@@ -18,7 +18,8 @@ from snapkv_core.engine.finding import NOT_LOOKED_UP, Finding
 from snapkv_core.engine.memory_plan import held_memory_bytes
 from snapkv_core.engine.response_stream import ResponseStream
 from snapkv_core.engine.service_rate import ServiceRate
-from snapkv_core.engine.snapshot_cache import SnapshotCache
+from snapkv_core.engine.snapshot_cache import SnapshotCache, SnapshotObserver, SnapshotPolicy
+from snapkv_core.engine.snapshot_model import snapshot_model
 from snapkv_core.errors import (
     DeadlineExceededError,
     EngineStoppedError,
@@ -31,6 +32,7 @@ from snapkv_core.events import (
     GenerationRequest,
     TokenEvent,
 )
+from snapkv_core.kv_cache.store import KVStore
 from snapkv_core.sequence import FinishReason, Sequence
 
 _logger = logging.getLogger(__name__)
@@ -74,7 +76,7 @@ class AsyncEngine:
     """
 
     def __init__(self, engine: Engine, snapshots: SnapshotCache | None = None) -> None:
-        """Run `engine`; prompts are looked up in `snapshots` first, which is not closed here."""
+        """Run `engine`; prompts are looked up in `snapshots` first, which `stop` closes."""
         self._engine = engine
         self._snapshots = snapshots
         self._inbox: queue.SimpleQueue[_Add | _Abort | _Stop] = queue.SimpleQueue()
@@ -147,6 +149,24 @@ class AsyncEngine:
         """Return how many sequences fit at once whose prompts are longer than their capacity."""
         return self._engine.max_concurrent(compression, max_new_tokens)
 
+    def use_snapshots(
+        self,
+        store: KVStore,
+        fingerprint: str,
+        policy: SnapshotPolicy | None = None,
+        observer: SnapshotObserver | None = None,
+    ) -> None:
+        """Look prompts up in a store before they are read, and store them; call before `start`.
+
+        Args:
+            store: Keeps snapshots; closed by `stop`.
+            fingerprint: Names the weights, as `weights_fingerprint` does.
+            policy: When the store is used.
+            observer: Told of what the cache does.
+        """
+        model = snapshot_model(self._engine, fingerprint)
+        self._snapshots = SnapshotCache(store, model, policy, observer)
+
     def start(self) -> None:
         """Start the engine thread; call once."""
         self._takes_requests = True
@@ -159,6 +179,8 @@ class AsyncEngine:
         if self._thread.is_alive():
             self._inbox.put(_Stop())
             self._thread.join()
+        if self._snapshots is not None:
+            self._snapshots.close()
 
     async def submit(self, request: GenerationRequest) -> ResponseStream:
         """Queue a request; tokenising happens on a worker thread.
@@ -205,6 +227,7 @@ class AsyncEngine:
             device_memory_bytes=held_memory_bytes(self._engine.device),
             last_step_age_s=0.0 if busy_since is None else time.monotonic() - busy_since,
             is_alive=self._takes_requests and self._thread.is_alive(),
+            snapshots=None if self._snapshots is None else self._snapshots.stats(),
         )
 
     async def _prepare(self, request: GenerationRequest) -> tuple[tuple[Sequence, ...], Finding]:

@@ -21,11 +21,13 @@ class Finding:
         snapshot: What reading this prompt gave before, so that it need not be read again.
         on_snapshot: Given what reading the prompt gives, whatever happens; None when nobody
             waits for it.
+        lookup_s: Seconds that it took.
     """
 
     use: SnapshotUse
     snapshot: PromptSnapshot | None = None
     on_snapshot: TakeSnapshot | None = None
+    lookup_s: float = 0.0
 
     def give(self, snapshot: PromptSnapshot | None) -> None:
         """Tell whoever waits for it."""

@@ -27,6 +27,7 @@ class RequestState:
         finding: Finding,
     ) -> None:
         self._snapshot_use = finding.use
+        self._lookup_s = finding.lookup_s
         self._on_snapshot = finding.on_snapshot
         self.request_id = request.request_id
         self.group = group
@@ -96,6 +97,7 @@ class RequestState:
             compression=self.report,
             timings=self._timings(),
             snapshot=self._snapshot_use,
+            lookup_ms=self._lookup_s * 1e3,
         )
 
     def _timings(self) -> RequestTimings:

@@ -96,6 +96,8 @@ class ResponseStream:
                 finish_reasons=(reason,),
                 compression=None,
                 timings=RequestTimings(waited_ms, 0.0, 0.0, waited_ms, waited_ms),
+                snapshot=self.snapshot,
+                lookup_ms=self.finding.lookup_s * 1e3,
             ),
             error=error,
         )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from snapkv_core.engine.parts import EngineParts
 from snapkv_core.engine.step_plan import DecodeBatch, whole_prompt
 from snapkv_core.errors import InvalidParameterError
 from snapkv_core.events import GenerationRequest
+from snapkv_core.kv_cache.snapshot import PromptSnapshot
 from snapkv_core.sampling_params import SamplingParams
 from snapkv_core.sequence import Sequence
 
@@ -32,11 +34,12 @@ class Scorer:
         prompt_ids: tuple[int, ...],
         output_ids: tuple[int, ...],
         compression: CompressionConfig,
+        snapshot: PromptSnapshot | None = None,
     ) -> Tensor:
-        """See `Engine.score`."""
+        """See `Engine.score`; with a snapshot of the prompt, go on from that instead."""
         runner = self._parts.runner
         sampling = SamplingParams(max_new_tokens=len(output_ids))
-        with self._read(prompt_ids, sampling, compression) as (sequence, logits):
+        with self._read(prompt_ids, sampling, compression, snapshot) as (sequence, logits):
             rows = [logits]
             sequences = {sequence.seq_id: sequence}
             for token_id in output_ids[:-1]:
@@ -57,7 +60,11 @@ class Scorer:
 
     @contextmanager
     def _read(
-        self, prompt_ids: tuple[int, ...], sampling: SamplingParams, compression: CompressionConfig
+        self,
+        prompt_ids: tuple[int, ...],
+        sampling: SamplingParams,
+        compression: CompressionConfig,
+        snapshot: PromptSnapshot | None = None,
     ) -> Iterator[tuple[Sequence, Tensor]]:
         """Read a prompt to its end; gives its sequence and its last token's logits."""
         parts = self._parts
@@ -65,7 +72,12 @@ class Scorer:
         parts.ledger.reserve((sequence,))
         try:
             sequences, logits = {sequence.seq_id: sequence}, None
-            for part in whole_prompt(sequence, parts.layout.num_layers, parts.max_slice_tokens):
+            slices = whole_prompt(sequence, parts.layout.num_layers, parts.max_slice_tokens)
+            if snapshot is not None:
+                parts.runner.hold_snapshot(sequence.seq_id, snapshot)
+                (whole,) = whole_prompt(sequence, 1, sequence.num_prompt_tokens)
+                slices = iter((replace(whole, is_restore=True),))
+            for part in slices:
                 logits = parts.runner.run_slice(part, sequences)
             assert logits is not None, "the last slice gives logits"
             yield sequence, logits

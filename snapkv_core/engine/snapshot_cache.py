@@ -2,32 +2,34 @@
 
 import asyncio
 import logging
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Literal, Protocol
 
-from snapkv_core.engine.circuit_breaker import CircuitBreaker
 from snapkv_core.engine.fetch_speed import FetchSpeed
 from snapkv_core.engine.finding import NOT_LOOKED_UP, Finding
+from snapkv_core.engine.snapshot_writer import SnapshotWriter, WriteOutcome
 from snapkv_core.errors import SnapshotError, StoreError
+from snapkv_core.events import SnapshotStats, SnapshotUse
+from snapkv_core.kv_cache.circuit_breaker import CircuitBreaker
 from snapkv_core.kv_cache.snapshot import (
     PromptSnapshot,
     SnapshotBody,
     SnapshotIdentity,
 )
-from snapkv_core.kv_cache.snapshot_codec import decode_snapshot, encode_snapshot
+from snapkv_core.kv_cache.snapshot_codec import decode_snapshot
 from snapkv_core.kv_cache.store import KVStore
 from snapkv_core.sequence import Sequence
 
 #: Threads that fetch and decode. A store that hangs holds one until its client gives up.
 _NUM_READERS: Final = 4
+#: Length of the prompt that the published pace of reading is of.
+_PACE_TOKENS: Final = 4_096
 
 LookupOutcome = Literal["hit", "miss", "rejected", "timeout", "failed", "held_back"]
-WriteOutcome = Literal["stored", "failed", "dropped"]
 
 _logger = logging.getLogger(__name__)
 
@@ -49,6 +51,7 @@ class SnapshotPolicy:
     Attributes:
         body: How K and V are stored.
         min_prompt_tokens: Shorter prompts are read and neither looked up nor stored.
+        max_snapshot_bytes: Prompts that keep more K and V are neither looked up nor stored.
         lookup_timeout_s: Longest that a request waits for a store.
         max_write_bytes_per_s: Pace of writing, on average over one snapshot and the pause after it.
         max_pending_bytes: Snapshots that wait for being written; more are dropped.
@@ -56,6 +59,7 @@ class SnapshotPolicy:
 
     body: SnapshotBody = "exact"
     min_prompt_tokens: int = 256
+    max_snapshot_bytes: int = 1024**3
     lookup_timeout_s: float = 2.0
     max_write_bytes_per_s: float = 200e6
     max_pending_bytes: int = 2 * 1024**3
@@ -89,7 +93,7 @@ class SnapshotCache:
     wrong is a miss.
 
     Of equal prompts at once the first is looked up and read, and the others wait for what comes of
-    it. A prompt is looked up when fetching it should take less time than reading it.
+    it. A prompt is looked up and stored when fetching it should take less time than reading it.
     """
 
     def __init__(
@@ -107,10 +111,15 @@ class SnapshotCache:
         self._policy = policy or SnapshotPolicy()
         self._observer = observer
         self._readers = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="snapshot-reader")
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="snapshot-writer")
-        self._is_closing = threading.Event()
+        self._writer = SnapshotWriter(
+            store,
+            self.breaker,
+            self._tell_write,
+            body=self._policy.body,
+            max_bytes_per_s=self._policy.max_write_bytes_per_s,
+            max_pending_bytes=self._policy.max_pending_bytes,
+        )
         self._flights: dict[_Place, _Flight] = {}
-        self._num_pending_bytes = 0
 
     async def find(self, leader: Sequence, namespace: str) -> Finding:
         """Look a prompt up, or wait for another request that reads the same one.
@@ -121,44 +130,61 @@ class SnapshotCache:
 
         It may wait for as long as the other request takes; the caller bounds that.
         """
-        if not self._is_worthwhile(leader):
+        num_bytes = self._model.expected_bytes(leader)
+        if not self._is_eligible(leader.num_prompt_tokens, num_bytes):
             return NOT_LOOKED_UP
+        start_s = time.monotonic()
         identity = self._model.identity_of(leader)
         place = (namespace, identity.key())
+        is_worthwhile = self.speed.expected_s(num_bytes) < self._model.expected_prefill_s(
+            leader.num_prompt_tokens
+        )
+        finding = await self._find(place, identity, is_worthwhile)
+        return replace(finding, lookup_s=time.monotonic() - start_s)
+
+    def stats(self) -> SnapshotStats:
+        """Return what is known of the store's speed, and its state; any thread may call."""
+        return SnapshotStats(
+            round_trip_s=self.speed.round_trip_s or 0.0,
+            fetch_bytes_per_s=self.speed.bytes_per_s or 0.0,
+            prefill_tokens_per_s=_PACE_TOKENS / self._model.expected_prefill_s(_PACE_TOKENS),
+            num_pending_bytes=self._writer.num_pending_bytes,
+            is_held_back=self.breaker.is_open,
+        )
+
+    def close(self) -> None:
+        """Give up what is not written yet and let go of the store; blocks for a bounded time."""
+        self._readers.shutdown(wait=False, cancel_futures=True)
+        self._writer.close()
+        self._store.close()
+
+    def _is_eligible(self, num_tokens: int, num_bytes: int) -> bool:
+        is_long = num_tokens >= self._policy.min_prompt_tokens
+        return is_long and num_bytes <= self._policy.max_snapshot_bytes
+
+    async def _find(
+        self, place: _Place, identity: SnapshotIdentity, is_worthwhile: bool
+    ) -> Finding:
         while (flight := self._flights.get(place)) is not None:
             snapshot = await asyncio.shield(flight)
             if snapshot is not None:
                 return Finding("hit", snapshot)
         loop = asyncio.get_running_loop()
         flight = self._flights[place] = loop.create_future()
-        try:
-            snapshot = await self._look_up(place, identity)
-        except BaseException:
-            self._land(place, flight, None)
-            raise
-        if snapshot is not None:
-            self._land(place, flight, snapshot)
-            return Finding("hit", snapshot)
-        will_store = not self.breaker.is_open
+        # A store that is too slow is not asked; equal prompts wait for this one all the same.
+        if is_worthwhile:
+            try:
+                snapshot = await self._look_up(place, identity)
+            except BaseException:
+                self._land(place, flight, None)
+                raise
+            if snapshot is not None:
+                self._land(place, flight, snapshot)
+                return Finding("hit", snapshot)
+        will_store = is_worthwhile and not self.breaker.is_open
         taken = partial(self._take, place, flight, identity if will_store else None)
-        return Finding(
-            "stored" if will_store else "miss",
-            on_snapshot=lambda snapshot: _post(loop, taken, snapshot),
-        )
-
-    def close(self) -> None:
-        """Give up what is not written yet and let go of the store; blocks for a bounded time."""
-        self._is_closing.set()
-        self._readers.shutdown(wait=False, cancel_futures=True)
-        self._writer.shutdown(wait=True, cancel_futures=True)
-        self._store.close()
-
-    def _is_worthwhile(self, leader: Sequence) -> bool:
-        num_tokens = leader.num_prompt_tokens
-        if num_tokens < self._policy.min_prompt_tokens:
-            return False
-        fetch_s = self.speed.expected_s(self._model.expected_bytes(leader))
-        return fetch_s < self._model.expected_prefill_s(num_tokens)
+        use: SnapshotUse = "stored" if will_store else "miss" if is_worthwhile else "off"
+        return Finding(use, on_snapshot=lambda snapshot: _post(loop, taken, snapshot))
 
     async def _look_up(self, place: _Place, identity: SnapshotIdentity) -> PromptSnapshot | None:
         if not self.breaker.allows_call():
@@ -217,44 +243,8 @@ class SnapshotCache:
         if flight.done():
             return
         self._land(place, flight, snapshot)
-        if snapshot is None or identity is None:
-            return
-        num_bytes = snapshot.num_bytes
-        if self._num_pending_bytes + num_bytes > self._policy.max_pending_bytes:
-            self._tell_write("dropped", 0.0, num_bytes)
-            return
-        self._num_pending_bytes += num_bytes
-        loop = asyncio.get_running_loop()
-        written = loop.run_in_executor(self._writer, self._write, place, identity, snapshot)
-
-        def forget(_: asyncio.Future[None]) -> None:
-            self._num_pending_bytes -= num_bytes
-
-        written.add_done_callback(forget)
-
-    def _write(self, place: _Place, identity: SnapshotIdentity, snapshot: PromptSnapshot) -> None:
-        """Encode and store; raises nothing."""
-        start_s = time.monotonic()
-        outcome: WriteOutcome = "failed"
-        num_bytes = 0
-        if not self.breaker.allows_call():
-            self._tell_write("dropped", 0.0, snapshot.num_bytes)
-            return
-        try:
-            blob = encode_snapshot(snapshot, identity, body=self._policy.body)
-            num_bytes = len(blob)
-            self._store.put(*place, blob)
-            outcome = "stored"
-            self.breaker.note_success()
-        except StoreError as error:
-            self.breaker.note_failure()
-            _logger.warning("storing a snapshot failed: %s", error)
-        except Exception:
-            _logger.exception("storing a snapshot failed")
-        seconds = time.monotonic() - start_s
-        self._tell_write(outcome, seconds, num_bytes)
-        # What is left of the time that so many bytes may take.
-        self._is_closing.wait(max(0.0, num_bytes / self._policy.max_write_bytes_per_s - seconds))
+        if snapshot is not None and identity is not None:
+            self._writer.write(place[0], identity, snapshot)
 
     def _land(self, place: _Place, flight: _Flight, snapshot: PromptSnapshot | None) -> None:
         del self._flights[place]

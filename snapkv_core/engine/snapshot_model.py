@@ -11,14 +11,16 @@ def snapshot_model(engine: Engine, fingerprint: str) -> SnapshotModel:
 
     Args:
         engine: The engine; its thread may be running.
-        fingerprint: Of the weights and the tokenizer; snapshots of another one are never used.
+        fingerprint: Of the weights; snapshots of others are never used.
     """
     layout, spec = engine.parts.layout, engine.spec
+    # Kinds of device and backends round differently: a token could change with who read the prompt.
+    computed_by = f"{fingerprint}/{engine.device.type}/{engine.parts.backend.name}"
     dtype = str(engine.dtype).removeprefix("torch.")
 
     def identity_of(leader: Sequence) -> SnapshotIdentity:
         return SnapshotIdentity(
-            model_fingerprint=fingerprint,
+            model_fingerprint=computed_by,
             dtype=dtype,
             compression=leader.compression,
             token_ids_digest=digest_of(leader.prompt_ids),

@@ -73,7 +73,7 @@ class SnapshotIdentity:
     """What determines a snapshot; writer and reader must agree on all of it.
 
     Attributes:
-        model_fingerprint: Of weights and tokenizer.
+        model_fingerprint: Of the weights and of what computes with them.
         dtype: Of the KV cache: `float32`, `bfloat16` or `float16`.
         compression: Method and knobs.
         token_ids_digest: Of the prompt; see `digest_of`.

@@ -38,7 +38,7 @@ class TieredStore:
         on_error: OnStoreError,
         max_pending_copies: int = MAX_PENDING_COPIES,
     ) -> None:
-        """Combine stores, which `close` will close; the executor stays the caller's.
+        """Combine stores and an executor, which `close` will end.
 
         Args:
             stores: The stores, nearest first.
@@ -112,7 +112,8 @@ class TieredStore:
         return num_removed
 
     def close(self) -> None:
-        """See `KVStore.close`."""
+        """See `KVStore.close`; copies that have not begun are given up."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
         for store in self._stores:
             store.close()
 

@@ -64,7 +64,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     dtype = choose_dtype(config.dtype, device)
-    source, revision = _locate(config)
+    source, revision = locate_model(config)
     try:
         model_config = AutoConfig.from_pretrained(source, revision=revision)
         refuse_unsupported(model_config, config.max_model_len)
@@ -172,8 +172,12 @@ def refuse_unsupported(model_config: Any, max_model_len: int | None) -> None:
         )
 
 
-def _locate(config: EngineConfig) -> tuple[str, str | None]:
-    """Return what transformers should open, and the revision when it is a hub id."""
+def locate_model(config: EngineConfig) -> tuple[str, str | None]:
+    """Return what transformers should open, and the revision when it is a hub id.
+
+    Raises:
+        ModelLoadError: There is no such folder, and it is no hub id.
+    """
     if config.model == DEMO_MODEL:
         return str(ensure_demo_model(config.cache_dir)), None
     folder = Path(config.model).expanduser()

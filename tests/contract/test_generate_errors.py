@@ -49,6 +49,7 @@ BAD_VALUES: dict[str, list[Any]] = {
     "pooling": ["", "AVG", "mean", 1, True, [], "\ud800"],
     "method": ["", "none", 1, True, {}, "\ud800"],
     "profile": ["", "QA", "chat", 1, True, []],
+    "snapshot": ["", "on", "OFF", True, None, 0, []],
 }
 CASES = [
     pytest.param(field, value, id=f"{field}-{json.dumps(value)[:24]}")

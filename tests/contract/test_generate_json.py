@@ -30,6 +30,7 @@ async def test_answer_has_exactly_the_documented_fields(client: httpx.AsyncClien
             "kept_attention_mass": 0.9,
             "skipped": None,
         },
+        "snapshot": "off",
         "timings": {
             "queue_ms": 1.0,
             "prefill_ms": 20.0,

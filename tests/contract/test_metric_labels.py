@@ -28,16 +28,24 @@ OUTCOMES = {"success", "invalid", "rejected", "deadline", "aborted", "error"}
 
 REQUEST_LOG_OUTCOMES = {"written", "dropped", "failed"}
 REFRESH_OUTCOMES = {"unchanged", "applied", "restart_needed", "failed"}
+SNAPSHOT_USES = {"hit", "stored", "miss", "off"}
+SNAPSHOT_OUTCOMES = {
+    *("hit", "miss", "no_hit", "rejected", "timeout", "failed", "held_back"),
+    *("stored", "dropped"),
+}
 #: Every label, with every value it may take; `le` are the buckets of histograms.
 ALLOWED = {
     "route": ROUTES,
-    "outcome": {*OUTCOMES, *REQUEST_LOG_OUTCOMES, *REFRESH_OUTCOMES},
+    "outcome": {*OUTCOMES, *REQUEST_LOG_OUTCOMES, *REFRESH_OUTCOMES, *SNAPSHOT_OUTCOMES},
     "reason": {*ERROR_REASONS, OTHER_REASON},
     "finish_reason": {reason.value for reason in FinishReason},
     "phase": {"prefill", "decode"},
     "state": {"used", "reserved", "total", "allocated"},
     "method": set(COMPRESSION_METHODS),
     "skipped": {"none", "prompt_fits_capacity", "method_full"},
+    "snapshot": SNAPSHOT_USES,
+    "direction": {"fetched", "stored"},
+    "store": {"valkey", "s3"},
     "model": {"fake"},
     "model_name": {"fake"},
 }

@@ -22,7 +22,7 @@ NO_NEUTRAL_NUMBER: list[Any] = ["1", True, False, [], {}, float("nan"), float("i
 SAME = ("top_k", "seed", "stop", "ignore_eos", "method", "max_capacity_prompt", "window_size")
 SAME_OR_NULL = ("temperature", "top_p", "n", "stream")
 BAD: dict[str, list[Any]] = {
-    **{name: BAD_VALUES[name] for name in (*SAME, "kernel_size", "pooling", "profile")},
+    **{name: BAD_VALUES[name] for name in (*SAME, "kernel_size", "pooling", "profile", "snapshot")},
     **{name: [v for v in BAD_VALUES[name] if v is not None] for name in SAME_OR_NULL},
     "model": [None, 1, [], "\ud800", True],
     "prompt": ["", None, 1, [], ["a"], [1, 2], [[1]], {}, "\ud800", "a\udfffb"],
@@ -61,8 +61,8 @@ def send(client: httpx.AsyncClient, body: dict[str, Any]) -> Any:
     return client.post(PATH, content=content, headers={"Content-Type": "application/json"})
 
 
-async def test_answer_has_exactly_openais_fields_and_one_more(client: httpx.AsyncClient) -> None:
-    """`kv_cache` is the only field that OpenAI's answer does not have."""
+async def test_answer_has_exactly_openais_fields_and_two_more(client: httpx.AsyncClient) -> None:
+    """`kv_cache` and `snapshot` are the only fields that OpenAI's answer does not have."""
     answer = await client.post(PATH, json={"model": "fake", "prompt": LONG_PROMPT, "max_tokens": 2})
     assert answer.status_code == 200
     body = answer.json()
@@ -85,6 +85,7 @@ async def test_answer_has_exactly_openais_fields_and_one_more(client: httpx.Asyn
             "kept_attention_mass": 0.9,
             "skipped": None,
         },
+        "snapshot": "off",
     }
 
 

@@ -89,6 +89,7 @@ async def test_each_generation_is_one_item(moto: str, table: str) -> None:
         "window_size": "16",
         "kernel_size": "15",
         "pooling": "max",
+        "snapshot": "off",
         "original_entries": "1024",
         "compressed_entries": "512.0",
         "compression_ratio": "2.0",

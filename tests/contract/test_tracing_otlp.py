@@ -73,6 +73,7 @@ async def test_spans_say_what_was_done(collector: OtlpCollector, stream: bool) -
         "input_tokens": 1_024,
         "method": "snapkv",
         "finish_reason": "length",
+        "snapshot": "off",
         "kv_cache.original_entries": 1_024,
         "kv_cache.compressed_entries": 512.0,
         "kv_cache.compression_ratio": 2.0,

@@ -105,6 +105,7 @@ async def test_segment_says_what_was_done(daemon: XRayDaemon) -> None:
         "input_tokens": 1_024,
         "method": "snapkv",
         "finish_reason": "length",
+        "snapshot": "off",
     }
     assert segment["metadata"] == {
         "default": {

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from snapkv_core import AsyncEngine, CompressionConfig, GenerationRequest, SamplingParams
-from snapkv_core.engine.circuit_breaker import CircuitBreaker
 from snapkv_core.engine.snapshot_cache import SnapshotCache, SnapshotPolicy
 from snapkv_core.engine.snapshot_model import snapshot_model
 from snapkv_core.errors import DeadlineExceededError, StoreError
+from snapkv_core.kv_cache.circuit_breaker import CircuitBreaker
 from snapkv_core.kv_cache.store import KVStore, MemoryStore
 from tests.support.app_client import until
 from tests.support.engines import make_engine
@@ -117,7 +117,6 @@ async def replica(
         yield Replica(front, snapshots, seen)
     finally:
         await asyncio.to_thread(front.stop)
-        await asyncio.to_thread(snapshots.close)
         engine.check_integrity()
         assert engine.kv_bytes == 0
 
@@ -229,7 +228,7 @@ class FaultyStore(MemoryStore):
         if self.fault == "down":
             raise StoreError("faulty", "no connection")
         if self.fault == "hangs":
-            self.released.wait(10)
+            self.released.wait(60)
         if self.fault == "bug":
             raise ZeroDivisionError
         blob = super().get(namespace, key)
@@ -243,6 +242,8 @@ class FaultyStore(MemoryStore):
         """Keep a blob, or refuse it."""
         if self.fault in ("down", "full"):
             raise StoreError("faulty", "no room")
+        if self.fault == "hangs on put":
+            self.released.wait(60)
         super().put(namespace, key, blob)
 
 
@@ -264,7 +265,8 @@ async def test_whatever_the_store_does_is_a_miss(fault: str, outcome: str) -> No
         store.fault = fault
         start_s = time.monotonic()
         use, *answer = await one.ask()
-        assert time.monotonic() - start_s < POLICY.lookup_timeout_s + 1.0
+        # Far from both: the lookup ends after half a second, the store that hangs after a minute.
+        assert time.monotonic() - start_s < 10.0
         store.released.set()
     assert use == "stored"
     assert tuple(answer) == expected[1:]
@@ -306,6 +308,23 @@ async def test_a_fetch_slower_than_reading_is_not_tried() -> None:
         await until_written(one.seen)
         one.cache.speed.bytes_per_s = 1.0
         assert (await one.ask())[0] == "off"
+    assert one.seen.lookups == ["miss"]
+
+
+async def test_equal_prompts_at_once_are_read_once_however_slow_the_store_is() -> None:
+    async with replica(MemoryStore(10**9)) as one:
+        one.cache.speed.observe_hit(num_bytes=1, seconds=60.0)
+        answers = await asyncio.gather(*(one.ask(name=f"r{index}") for index in range(4)))
+        assert one.seen.num_prefill_tokens == len(PROMPT)
+    assert sorted(use for use, _, _ in answers) == ["hit"] * 3 + ["off"]
+    assert (one.seen.lookups, one.seen.writes) == ([], [])
+
+
+async def test_prompts_that_keep_too_much_stay_out() -> None:
+    policy = replace(POLICY, max_snapshot_bytes=1)
+    async with replica(MemoryStore(10**9), policy) as one:
+        assert (await one.ask())[0] == "off"
+    assert one.seen.lookups == []
 
 
 async def test_writes_that_would_pile_up_are_dropped() -> None:
@@ -327,3 +346,53 @@ async def test_writing_keeps_its_pace_and_closing_does_not_wait_for_it() -> None
         assert one.seen.writes == ["stored"]
         start_s = time.monotonic()
     assert time.monotonic() - start_s < 2.0
+    assert one.seen.writes == ["stored", "dropped"]
+
+
+async def test_an_engine_stops_while_its_store_hangs() -> None:
+    """A server that was told to go must not wait for a write without end."""
+    store = FaultyStore()
+    async with replica(store) as one:
+        store.fault = "hangs on put"
+        await one.ask()
+        start_s = time.monotonic()
+    assert time.monotonic() - start_s < 20.0
+    store.released.set()
+
+
+async def test_an_engine_says_how_fast_its_store_is() -> None:
+    async with replica(MemoryStore(10**9)) as one:
+        before = one.engine.stats().snapshots
+        assert before is not None
+        assert (before.round_trip_s, before.fetch_bytes_per_s) == (0.0, 0.0)
+        await one.ask()
+        await until_written(one.seen)
+        await one.ask()
+        after = one.engine.stats().snapshots
+    assert after is not None
+    assert after.round_trip_s > 0
+    assert after.fetch_bytes_per_s > 0
+    assert after.prefill_tokens_per_s == pytest.approx(4_096 / 60.0)
+    assert after.num_pending_bytes == 0
+    assert not after.is_held_back
+
+
+async def test_replicas_of_other_weights_do_not_share() -> None:
+    """As the service puts it together: each engine closes the store it was given."""
+    blobs = MemoryStore(10**9)
+
+    class Shared(MemoryStore):
+        get, put = blobs.get, blobs.put  # what one engine closes is still there for others
+
+    uses = []
+    for fingerprint in ("weights-1", "weights-2", "weights-1"):
+        seen, front = Seen(), AsyncEngine(make_engine(model(), prefill_chunk_tokens=32))
+        policy = replace(POLICY, min_prompt_tokens=32)
+        front.use_snapshots(Shared(10**9), fingerprint, policy, seen)
+        front.start()
+        one = Replica(front, None, seen)  # type: ignore[arg-type]  # the engine has it
+        uses.append((await one.ask())[0])
+        if uses[-1] == "stored":
+            await until_written(seen)
+        await asyncio.to_thread(front.stop)
+    assert uses == ["stored", "stored", "hit"]

@@ -16,11 +16,15 @@ from snapkv_core import (
     GenerationRequest,
     InvalidParameterError,
     KeptTokenCounts,
+    KVStore,
     PromptTooLongError,
     QueueFullError,
     RequestSummary,
     RequestTimings,
     RequestTooLargeError,
+    SnapshotObserver,
+    SnapshotPolicy,
+    SnapshotUse,
     StepStats,
     TokenEvent,
 )
@@ -45,6 +49,8 @@ class FakeBehaviour:
         abort_after: End with `abort` after this many events, as an engine that is stopped.
         stall_after: Wait after this many events, until the engine is stopped.
         delay_s: Pause before each event.
+        submit_s: Pause before a request is taken, as while another one reads the same prompt.
+        snapshot: What a snapshot did for each request.
     """
 
     queue_full: bool = False
@@ -53,6 +59,8 @@ class FakeBehaviour:
     abort_after: int | None = None
     stall_after: int | None = None
     delay_s: float = 0.0
+    submit_s: float = 0.0
+    snapshot: SnapshotUse = "off"
 
 
 @dataclass
@@ -74,11 +82,24 @@ class FakeEngine:
     num_running: int = 0
     last_step_age_s: float = 0.0
     is_alive: bool = False
+    store: KVStore | None = None
+    fingerprint: str = ""
 
     def take_over(self, config: EngineConfig, observer: EngineObserver) -> "FakeEngine":
         """Stand in for loading: become the engine of an app, which observes it."""
         self.config, self.observer = config, observer
         return self
+
+    def use_snapshots(
+        self,
+        store: KVStore,
+        fingerprint: str,
+        policy: SnapshotPolicy,
+        observer: SnapshotObserver,
+    ) -> None:
+        """Remember the store, and use nothing."""
+        del policy, observer
+        self.store, self.fingerprint = store, fingerprint
 
     def start(self) -> None:
         """Start taking work."""
@@ -87,6 +108,8 @@ class FakeEngine:
     def stop(self) -> None:
         """Take no more work."""
         self.is_alive = False
+        if self.store is not None:
+            self.store.close()
 
     def max_concurrent(self, compression: CompressionConfig, max_new_tokens: int) -> int:
         """Return how many sequences the pool holds."""
@@ -110,7 +133,7 @@ class FakeEngine:
 
     async def submit(self, request: GenerationRequest) -> "FakeStream":
         """Take a request or refuse it, as the real engine would."""
-        await asyncio.sleep(0)
+        await asyncio.sleep(self.behaviour.submit_s)
         if not self.is_alive:
             raise EngineStoppedError("the engine is stopped")
         if self.behaviour.crash_on_submit:
@@ -154,6 +177,7 @@ class FakeStream:
         max_new_tokens: int,
     ) -> None:
         self.num_prompt_tokens = len(words)
+        self.snapshot = engine.behaviour.snapshot
         self._engine = engine
         self._request = request
         self._is_over = False
@@ -163,7 +187,7 @@ class FakeStream:
             limit_s, limit_s if request.timeout_s is None else request.timeout_s
         )
         report = report_of(request, len(words))
-        self._events = events_of(request, words, max_new_tokens, report)
+        self._events = events_of(request, words, max_new_tokens, report, self.snapshot)
         if engine.observer is not None:
             engine.observer.on_prompt_compressed(request.request_id, report)
 
@@ -205,7 +229,7 @@ class FakeStream:
 
     def _broken(self, reason: FinishReason) -> TokenEvent:
         summary = summary_of(
-            self._request, self.num_prompt_tokens, (reason,), self._num_events, None
+            self._request, self.num_prompt_tokens, (reason,), self._num_events, None, self.snapshot
         )
         return TokenEvent(
             self._request.request_id,
@@ -270,6 +294,7 @@ def summary_of(
     reasons: tuple[FinishReason, ...],
     num_output_tokens: int,
     report: CompressionReport | None,
+    snapshot: SnapshotUse,
 ) -> RequestSummary:
     """Return a summary with fixed timings."""
     return RequestSummary(
@@ -285,6 +310,8 @@ def summary_of(
             time_to_first_token_ms=21.0,
             total_ms=51.0,
         ),
+        snapshot=snapshot,
+        lookup_ms=0.0 if snapshot == "off" else 0.25,
     )
 
 
@@ -293,6 +320,7 @@ def events_of(
     words: Sequence[str],
     max_new_tokens: int,
     report: CompressionReport,
+    snapshot: SnapshotUse,
 ) -> list[TokenEvent]:
     """Return all events of an answer: each choice repeats the prompt, numbered when n > 1."""
     num_choices = request.sampling.n
@@ -305,7 +333,12 @@ def events_of(
             is_last = position == num_words - 1
             is_end = is_last and choice == num_choices - 1
             summary = summary_of(
-                request, len(words), (reason,) * num_choices, num_words * num_choices, report
+                request,
+                len(words),
+                (reason,) * num_choices,
+                num_words * num_choices,
+                report,
+                snapshot,
             )
             events.append(
                 TokenEvent(

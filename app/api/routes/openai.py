@@ -103,6 +103,7 @@ def _to_completion(result: GenerationResult, *, created: int) -> Completion:
         ],
         usage=usage_of(summary.num_prompt_tokens, summary.num_output_tokens),
         kv_cache=kv_cache_of(summary.compression),
+        snapshot=summary.snapshot,
     )
 
 
@@ -141,5 +142,10 @@ async def _frames(
     assert summary is not None, "events() ends with a summary or an error"
     if options.include_usage:
         usage = usage_of(summary.num_prompt_tokens, summary.num_output_tokens)
-        yield chunk([], usage=usage, kv_cache=kv_cache_of(summary.compression))
+        yield chunk(
+            [],
+            usage=usage,
+            kv_cache=kv_cache_of(summary.compression),
+            snapshot=summary.snapshot,
+        )
     yield DONE_FRAME

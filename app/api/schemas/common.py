@@ -1,10 +1,16 @@
 """What the bodies of `/generate` and of OpenAI's routes have in common."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from snapkv_core import COMPRESSION_METHODS, POOLINGS, PROFILES, CompressionReport
+from snapkv_core import (
+    COMPRESSION_METHODS,
+    POOLINGS,
+    PROFILES,
+    CompressionReport,
+    SnapshotUse,
+)
 
 
 def _require_unicode(text: str) -> str:
@@ -71,6 +77,11 @@ class SharedFields(BaseModel):
         description="Named set of compression knobs; knobs given beside it win.",
         json_schema_extra={"enum": [*PROFILES, None]},
     )
+    snapshot: Literal["auto", "off"] = Field(
+        "auto",
+        description="Whether a stored snapshot of the prompt may be used and one be stored; `off` "
+        "keeps the prompt out of every store.",
+    )
 
     def shared_sampling(self) -> dict[str, object]:
         """Return what goes into `SamplingParams`, by its field names."""
@@ -81,6 +92,11 @@ class SharedFields(BaseModel):
             "ignore_eos": self.ignore_eos,
         }
 
+    @property
+    def may_use_snapshots(self) -> bool:
+        """Whether the prompt may be looked up in a store, and stored."""
+        return self.snapshot == "auto"
+
     def knobs(self) -> dict[str, object]:
         """Return what goes into `CompressionConfig`, by its field names; None is absent."""
         return {
@@ -90,6 +106,16 @@ class SharedFields(BaseModel):
             "kernel_size": self.kernel_size,
             "pooling": self.pooling,
         }
+
+
+#: What a snapshot did for a request, as answers say it.
+SnapshotField = Annotated[
+    SnapshotUse,
+    Field(
+        description="`hit`: reading the prompt was spared; `stored`: it was read and is being "
+        "stored; `miss`: it was read; `off`: it was not looked up."
+    ),
+]
 
 
 class Usage(BaseModel):

@@ -9,6 +9,7 @@ from app.api.schemas.common import (
     KVCacheInfo,
     Number,
     SharedFields,
+    SnapshotField,
     Text,
     Usage,
     kv_cache_of,
@@ -93,6 +94,7 @@ class GenerateRequest(SharedFields):
             knobs=self.knobs(),
             profile=self.profile,
             explain=self.explain,
+            may_use_snapshots=self.may_use_snapshots,
         )
 
 
@@ -137,6 +139,7 @@ class Outcome(BaseModel):
     finish_reason: FinishReason
     usage: Usage
     kv_cache: KVCacheInfo | None
+    snapshot: SnapshotField
     timings: Timings
     explain: Explanation | None = Field(default=None, description="Only if it was asked for.")
     choices: list[Choice] | None = Field(default=None, description="Only if `n` is above 1.")
@@ -191,6 +194,7 @@ def _outcome_fields(request_id: str, model: str, summary: RequestSummary) -> dic
         "finish_reason": summary.finish_reasons[0],
         "usage": usage_of(summary.num_prompt_tokens, summary.num_output_tokens),
         "kv_cache": kv_cache_of(report),
+        "snapshot": summary.snapshot,
         "timings": Timings(
             queue_ms=timings.queue_ms,
             prefill_ms=timings.prefill_ms,

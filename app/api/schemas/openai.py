@@ -12,7 +12,14 @@ from pydantic import (
     field_validator,
 )
 
-from app.api.schemas.common import KVCacheInfo, Number, SharedFields, Text, Usage
+from app.api.schemas.common import (
+    KVCacheInfo,
+    Number,
+    SharedFields,
+    SnapshotField,
+    Text,
+    Usage,
+)
 from app.services.generation import GenerationInput
 from snapkv_core import FinishReason, InvalidParameterError
 
@@ -38,7 +45,8 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     include_usage: bool = Field(
-        False, description="Send a last chunk without choices, with `usage` and `kv_cache`."
+        False,
+        description="Send a last chunk without choices, with `usage`, `kv_cache` and `snapshot`.",
     )
     continuous_usage_stats: bool = Field(
         False, description="Send the usage so far with every chunk; needs `include_usage`."
@@ -111,6 +119,7 @@ class CompletionRequest(SharedFields):
             },
             knobs=self.knobs(),
             profile=self.profile,
+            may_use_snapshots=self.may_use_snapshots,
         )
 
 
@@ -135,6 +144,7 @@ class Completion(BaseModel):
     kv_cache: KVCacheInfo | None = Field(
         default=None, description="What compression did to the prompt; no field of OpenAI's."
     )
+    snapshot: SnapshotField | None = Field(default=None)
 
 
 class Model(BaseModel):

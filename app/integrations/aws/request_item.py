@@ -90,6 +90,7 @@ def item_of(record: GenerationRecord, ttl_days: int) -> Item:
         "window_size": record.knobs.window_size,
         "kernel_size": record.knobs.kernel_size,
         "pooling": record.knobs.pooling,
+        "snapshot": record.snapshot,
         "duration_ms": record.duration_ms,
         "time_to_first_token_ms": record.time_to_first_token_ms,
     }

@@ -10,7 +10,7 @@ class Phase:
     """A stretch of a request, in seconds since 1970.
 
     Attributes:
-        name: `queue`, `prefill`, `compress` or `decode`.
+        name: `queue`, `snapshot`, `prefill`, `compress` or `decode`.
         started_s: Its start.
         ended_s: Its end.
         parts: Stretches within it.
@@ -29,6 +29,7 @@ def annotations_of(record: GenerationRecord) -> dict[str, str | int]:
         "input_tokens": record.num_prompt_tokens,
         "method": record.knobs.method,
         "finish_reason": record.finish_reason.value,
+        "snapshot": record.snapshot,
     }
 
 
@@ -57,12 +58,19 @@ def phases_of(record: GenerationRecord) -> tuple[Phase, ...]:
     prefill_s = queued_s + timings.queue_ms / 1_000
     decode_s = prefill_s + timings.prefill_ms / 1_000
     phases = (
-        Phase("queue", queued_s, prefill_s),
+        Phase("queue", queued_s, prefill_s, _lookup(record, queued_s, prefill_s)),
         Phase("prefill", prefill_s, decode_s, _compress(record, prefill_s, decode_s)),
         Phase("decode", decode_s, decode_s + timings.decode_ms / 1_000),
     )
     # A phase that was never reached took no time.
     return tuple(phase for phase in phases if phase.ended_s > phase.started_s)
+
+
+def _lookup(record: GenerationRecord, started_s: float, ended_s: float) -> tuple[Phase, ...]:
+    if record.lookup_ms <= 0:
+        return ()
+    # Before it the prompt was made tokens, which takes milliseconds that nobody measured.
+    return (Phase("snapshot", started_s, min(ended_s, started_s + record.lookup_ms / 1_000)),)
 
 
 def _compress(record: GenerationRecord, started_s: float, ended_s: float) -> tuple[Phase, ...]:

@@ -14,6 +14,7 @@ from snapkv_core import (
     RequestSummary,
     RequestTimings,
     SamplingParams,
+    SnapshotUse,
     TokenEvent,
 )
 
@@ -25,6 +26,7 @@ class Script:
     """A stream of given events."""
 
     num_prompt_tokens = 5
+    snapshot: SnapshotUse = "off"
 
     def __init__(self, events: Sequence[TokenEvent]) -> None:
         self._events = iter(events)

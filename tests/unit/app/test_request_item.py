@@ -35,6 +35,7 @@ def test_item_holds_what_is_known_of_a_generation() -> None:
         "window_size": 16,
         "kernel_size": 15,
         "pooling": "max",
+        "snapshot": "off",
         "original_entries": 6_000,
         "compressed_entries": Decimal("512.0"),
         "compression_ratio": Decimal("11.71875"),

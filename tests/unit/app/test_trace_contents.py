@@ -86,7 +86,16 @@ def test_request_without_times_has_annotations_alone() -> None:
         "input_tokens": 1_024,
         "method": "snapkv",
         "finish_reason": "abort",
+        "snapshot": "off",
     }
+
+
+def test_looking_a_prompt_up_is_a_part_of_the_queue() -> None:
+    record = replace(RECORD, snapshot="hit", lookup_ms=4.0)
+    assert spans_of(record)["snapshot"] == [0, 4]
+    assert annotations_of(record)["snapshot"] == "hit"
+    # Other clocks measured the queue: a part is never longer than the whole.
+    assert spans_of(replace(record, lookup_ms=11.0))["snapshot"] == [0, 10]
 
 
 def test_metadata_tells_what_compression_did() -> None:

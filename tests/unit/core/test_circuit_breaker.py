@@ -2,7 +2,7 @@
 
 import pytest
 
-from snapkv_core.engine.circuit_breaker import CircuitBreaker
+from snapkv_core.kv_cache.circuit_breaker import CircuitBreaker
 
 
 class Clock:

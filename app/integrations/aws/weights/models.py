@@ -44,6 +44,11 @@ class S3Models:
             served_model_name=config.served_model_name or location.model_name,
         )
 
+    @property
+    def fingerprint(self) -> str | None:
+        """SHA-256 of the manifest of the model fetched last; None when none came from S3."""
+        return self._held[-1].fingerprint if self._held else None
+
     def release(self) -> None:
         """Let the folders be removed when others need room."""
         while self._held:
