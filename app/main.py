@@ -74,7 +74,10 @@ def create_app(
     )
 
     snapshots = service_metrics.snapshots
-    store = open_snapshot_tiers(settings, snapshots.on_store_error)
+    # An engine that was given has whatever store its owner gave it.
+    store = None
+    if engine is None:
+        store = open_snapshot_tiers(settings, snapshots.on_store_error)
 
     def load() -> GenerationEngine:
         if engine is not None:
@@ -84,7 +87,7 @@ def create_app(
         if store is not None:
             fingerprint = models.fingerprint or weights_fingerprint(config)
             loaded.use_snapshots(store, fingerprint, settings.snapshot_policy(), snapshots)
-        return loaded
+        return loaded  # which closes the store at its end
 
     def on_ready(loaded: GenerationEngine) -> None:
         service_metrics.engine.watch(loaded.stats, loaded.model_name)

@@ -125,8 +125,6 @@ class RequestSummary:
         compression: What happened to the KV cache; None when the prompt was never read to its end.
         timings: Measured times.
         snapshot: What a snapshot did for it.
-        lookup_ms: Milliseconds that looking its prompt up took, or waiting for another request
-            that read the same; a part of the queue's.
     """
 
     request_id: str
@@ -136,7 +134,6 @@ class RequestSummary:
     compression: CompressionReport | None
     timings: RequestTimings
     snapshot: SnapshotUse = "off"
-    lookup_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

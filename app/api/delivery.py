@@ -80,7 +80,8 @@ async def deliver_stream(
 
 async def _close(opening: asyncio.Task[Generation]) -> None:
     """End a generation, whether or not it has been submitted yet."""
-    await cancel_all(opening)
+    if not opening.done():
+        await cancel_all(opening)
     if not opening.cancelled() and opening.exception() is None:
         await opening.result().aclose()
 

@@ -11,6 +11,7 @@ from app.cli.cost import cost_app
 from app.cli.generate import CommandError, GenerateOptions, read_prompt, run_generate
 from app.cli.server import run_server
 from app.cli.settings_doc import settings_table
+from app.cli.snapshots import snapshots_app
 from app.cli.weights import app as weights
 from app.integrations.aws.secrets import SecretReader
 from app.settings import SettingsError, load_settings
@@ -31,6 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(cost_app, name="cost")
+app.add_typer(snapshots_app, name="snapshots")
 app.add_typer(weights, name="weights")
 
 

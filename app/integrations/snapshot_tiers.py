@@ -22,6 +22,7 @@ from snapkv_core import (
 
 #: Header, kept positions and padding of a snapshot come on top of its keys and values.
 _OVERHEAD_BYTES: Final = 64 << 20
+_SHARE_OF_LOOKUP: Final = 0.8
 #: Copies from a store to a nearer one.
 _NUM_COPIERS: Final = 2
 
@@ -60,8 +61,9 @@ def open_snapshot_tiers(settings: Settings, on_error: OnStoreError) -> KVStore |
         remote.append(_open_valkey)
     if settings.snapshot_s3_url is not None:
         remote.append(_open_s3)
-    # So that all of them together have answered before a request gives up.
-    timeout_s = settings.snapshot_lookup_timeout_ms / 1e3 / max(1, len(remote))
+    # So that all of them together have answered before a request gives up, which would count
+    # against the nearest as well.
+    timeout_s = _SHARE_OF_LOOKUP * settings.snapshot_lookup_timeout_ms / 1e3 / max(1, len(remote))
     tiers += [GuardedStore(open_tier(settings, timeout_s)) for open_tier in remote]
     executor = ThreadPoolExecutor(_NUM_COPIERS, thread_name_prefix="snapshot-copier")
     return TieredStore(tiers, executor=executor, on_error=on_error)

@@ -128,6 +128,7 @@ class Generation:
         self._first_token_s: float | None = None
         self.num_prompt_tokens = stream.num_prompt_tokens
         self.snapshot = stream.snapshot
+        self.lookup_ms = stream.lookup_ms
         self.num_output_tokens = 0
         self._is_engine_alive = is_engine_alive
         self._on_closed = on_closed
@@ -224,7 +225,7 @@ class Generation:
             compression=None if summary is None else summary.compression,
             timings=timings,
             snapshot=self.snapshot,
-            lookup_ms=0.0 if summary is None else summary.lookup_ms,
+            lookup_ms=self.lookup_ms,
             duration_ms=duration_ms,
             time_to_first_token_ms=first_ms,
         )

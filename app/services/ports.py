@@ -26,6 +26,10 @@ class GenerationStream(Protocol):
     def snapshot(self) -> SnapshotUse:
         """What a snapshot did for it."""
 
+    @property
+    def lookup_ms(self) -> float:
+        """Milliseconds that looking for one took."""
+
     def __aiter__(self) -> "GenerationStream":
         """Return itself."""
 

@@ -11,6 +11,7 @@ class SnapshotSettings(BaseModel):
     snapshot_memory_bytes: int = Field(
         0,
         ge=0,
+        le=1 << 50,
         description="Bytes of this machine's memory for snapshots of prompts; 0 keeps none there.",
     )
     snapshot_valkey_url: str | None = Field(
@@ -67,13 +68,13 @@ class SnapshotSettings(BaseModel):
     snapshot_max_bytes: int = Field(
         1024**3,
         ge=1,
-        le=1 << 36,
+        le=1 << 35,
         description="Prompts that keep more bytes of keys and values are neither looked up nor "
         "stored.",
     )
     snapshot_lookup_timeout_ms: int = Field(
         2_000,
-        ge=10,
+        ge=50,
         le=60_000,
         description="Milliseconds that a request waits for a store at most.",
     )

@@ -32,6 +32,7 @@ from snapkv_core.events import (
     GenerationRequest,
     TokenEvent,
 )
+from snapkv_core.kv_cache.snapshot import SnapshotIdentity
 from snapkv_core.kv_cache.store import KVStore
 from snapkv_core.sequence import FinishReason, Sequence
 
@@ -164,7 +165,9 @@ class AsyncEngine:
             policy: When the store is used.
             observer: Told of what the cache does.
         """
-        model = snapshot_model(self._engine, fingerprint)
+        assert self._snapshots is None, "an engine has one cache"
+        policy = policy or SnapshotPolicy()
+        model = snapshot_model(self._engine, fingerprint, policy.body)
         self._snapshots = SnapshotCache(store, model, policy, observer)
 
     def start(self) -> None:
@@ -235,15 +238,15 @@ class AsyncEngine:
         limit_s = min(request.timeout_s or math.inf, self.config.request_timeout_s)
         # Other prompts may keep these threads busy, which counts as waiting.
         try:
-            prepared = self._tokenisers.submit(self._engine.prepare, request, time.monotonic())
+            prepared = self._tokenisers.submit(self._identified, request, time.monotonic())
         except RuntimeError as error:  # stopped since `submit` looked
             raise EngineStoppedError("the engine is stopped and takes no requests") from error
         with self._count_lock:
             self._num_preparing += 1
         try:
             async with asyncio.timeout(limit_s):
-                group = await asyncio.wrap_future(prepared)
-                return group, await self._find(request, group[0])
+                group, identity = await asyncio.wrap_future(prepared)
+                return group, await self._find(request, group[0], identity)
         except TimeoutError as error:
             raise DeadlineExceededError(
                 "the request's time was up before it could be queued"
@@ -257,10 +260,19 @@ class AsyncEngine:
         with self._count_lock:
             self._num_preparing -= 1
 
-    async def _find(self, request: GenerationRequest, leader: Sequence) -> Finding:
-        if self._snapshots is None or request.snapshot_namespace is None:
+    def _identified(
+        self, request: GenerationRequest, arrival_s: float
+    ) -> tuple[tuple[Sequence, ...], SnapshotIdentity | None]:
+        group = self._engine.prepare(request, arrival_s)
+        return group, None if self._snapshots is None else self._snapshots.identify(group[0])
+
+    async def _find(
+        self, request: GenerationRequest, leader: Sequence, identity: SnapshotIdentity | None
+    ) -> Finding:
+        namespace = request.snapshot_namespace
+        if self._snapshots is None or identity is None or namespace is None:
             return NOT_LOOKED_UP
-        return await self._snapshots.find(leader, request.snapshot_namespace)
+        return await self._snapshots.find(leader, identity, namespace)
 
     def _require_running(self) -> None:
         if not self._takes_requests:

@@ -322,15 +322,15 @@ class Engine:
         if logits is None:
             return
         state = self._requests[group[0].request_id]
-        if state.wants_snapshot:
-            self._give_snapshot(state, part.seq_id)
+        self._give_snapshot(state, part.seq_id)
         state.report = self._runner.take_report(part.seq_id)
         self._tell("on_prompt_compressed", state.request_id, state.report)
         self._runner.sample(logits.expand(len(group), -1), group, tokens, failures)
 
     def _give_snapshot(self, state: RequestState, seq_id: int) -> None:
         try:
-            state.give_snapshot(self._runner.snapshot(seq_id))
+            wanted = self._runner.snapshot(seq_id) if state.wants_snapshot else None
+            state.give_snapshot(wanted)
         except Exception:
             # It saves others time; the answer does not need it.
             _logger.exception("taking a snapshot failed", extra=self._naming((seq_id,)))

@@ -28,12 +28,12 @@ class FetchSpeed:
 
     def observe_miss(self, seconds: float) -> None:
         """Learn from a lookup that found nothing."""
-        self.round_trip_s = _moved(self.round_trip_s, seconds)
+        self.round_trip_s = self._moved(self.round_trip_s, seconds)
         self._observed_at_s = self._clock()
 
     def observe_hit(self, num_bytes: int, seconds: float) -> None:
         """Learn from a snapshot that came."""
-        self.bytes_per_s = _moved(self.bytes_per_s, num_bytes / max(seconds, 1e-6))
+        self.bytes_per_s = self._moved(self.bytes_per_s, num_bytes / max(seconds, 1e-6))
         self._observed_at_s = self._clock()
 
     def expected_s(self, num_bytes: int) -> float:
@@ -41,11 +41,17 @@ class FetchSpeed:
 
         0 while nothing is known, or when what is known is older than a minute.
         """
-        if self._clock() - self._observed_at_s > _MAX_AGE_S:
+        if self._is_old:
             return 0.0
         transfer_s = 0.0 if self.bytes_per_s is None else num_bytes / self.bytes_per_s
         return (self.round_trip_s or 0.0) + transfer_s
 
+    @property
+    def _is_old(self) -> bool:
+        return self._clock() - self._observed_at_s > _MAX_AGE_S
 
-def _moved(estimate: float | None, observed: float) -> float:
-    return observed if estimate is None else estimate + _WEIGHT * (observed - estimate)
+    def _moved(self, estimate: float | None, observed: float) -> float:
+        # What is forgotten has no weight: one slow answer must not keep everybody away for long.
+        if estimate is None or self._is_old:
+            return observed
+        return estimate + _WEIGHT * (observed - estimate)

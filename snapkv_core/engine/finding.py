@@ -21,12 +21,15 @@ class Finding:
         snapshot: What reading this prompt gave before, so that it need not be read again.
         on_snapshot: Given what reading the prompt gives, whatever happens; None when nobody
             waits for it.
+        is_wanted: Asked on the engine's thread, when the prompt was read, whether it is worth a
+            copy; if it is not, None is given.
         lookup_s: Seconds that it took.
     """
 
     use: SnapshotUse
     snapshot: PromptSnapshot | None = None
     on_snapshot: TakeSnapshot | None = None
+    is_wanted: Callable[[], bool] = lambda: True
     lookup_s: float = 0.0
 
     def give(self, snapshot: PromptSnapshot | None) -> None:

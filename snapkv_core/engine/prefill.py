@@ -147,7 +147,8 @@ class PrefillCursor:
             values=tuple(values),
             kv_lens=self._manager.prompt_lens(self._sequence.seq_id),
             kept_indices=None if kept is None else tuple(layer.cpu() for layer in kept),
-            last_hidden=self._hidden[_BATCH, -1].cpu(),
+            # A copy: a view would hold the hidden states of the whole prompt.
+            last_hidden=self._hidden[_BATCH, -1].to("cpu", copy=True),
             num_prompt_tokens=self._sequence.num_prompt_tokens,
             kept_attention_mass=self._kept_attention_mass(),
         )

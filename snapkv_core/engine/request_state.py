@@ -27,8 +27,8 @@ class RequestState:
         finding: Finding,
     ) -> None:
         self._snapshot_use = finding.use
-        self._lookup_s = finding.lookup_s
         self._on_snapshot = finding.on_snapshot
+        self._is_snapshot_wanted = finding.is_wanted
         self.request_id = request.request_id
         self.group = group
         self.report: CompressionReport | None = None
@@ -40,8 +40,8 @@ class RequestState:
 
     @property
     def wants_snapshot(self) -> bool:
-        """Whether somebody waits for the prompt's snapshot."""
-        return self._on_snapshot is not None
+        """Whether somebody has a use for the prompt's snapshot."""
+        return self._on_snapshot is not None and self._is_snapshot_wanted()
 
     def give_snapshot(self, snapshot: PromptSnapshot | None) -> None:
         """Hand the snapshot, or that there is none, to whoever waits for it; once."""
@@ -97,7 +97,6 @@ class RequestState:
             compression=self.report,
             timings=self._timings(),
             snapshot=self._snapshot_use,
-            lookup_ms=self._lookup_s * 1e3,
         )
 
     def _timings(self) -> RequestTimings:

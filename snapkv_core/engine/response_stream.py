@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import Final
 
@@ -25,7 +26,10 @@ class ResponseStream:
         request_id: The request.
         num_prompt_tokens: Tokens of its prompt.
         snapshot: What a snapshot did for it.
-        finding: What was known of its prompt.
+        lookup_ms: Milliseconds that looking its prompt up took, or waiting for another request
+            that read the same.
+        finding: What was known of its prompt, without the snapshot itself, which would be held
+            until the answer has ended.
         loop: The event loop that it belongs to.
     """
 
@@ -48,7 +52,8 @@ class ResponseStream:
         self.request_id = leader.request_id
         self.num_prompt_tokens = leader.num_prompt_tokens
         self.snapshot = finding.use
-        self.finding = finding
+        self.lookup_ms = finding.lookup_s * 1e3
+        self.finding = replace(finding, snapshot=None)
         self._on_abandoned = on_abandoned
         self._on_ended = on_ended
         self._arrival_s = leader.arrival_s
@@ -97,7 +102,6 @@ class ResponseStream:
                 compression=None,
                 timings=RequestTimings(waited_ms, 0.0, 0.0, waited_ms, waited_ms),
                 snapshot=self.snapshot,
-                lookup_ms=self.finding.lookup_s * 1e3,
             ),
             error=error,
         )

@@ -8,13 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Literal, Protocol
+from weakref import WeakValueDictionary
 
 from snapkv_core.engine.fetch_speed import FetchSpeed
-from snapkv_core.engine.finding import NOT_LOOKED_UP, Finding
+from snapkv_core.engine.finding import Finding
 from snapkv_core.engine.snapshot_writer import SnapshotWriter, WriteOutcome
 from snapkv_core.errors import SnapshotError, StoreError
 from snapkv_core.events import SnapshotStats, SnapshotUse
 from snapkv_core.kv_cache.circuit_breaker import CircuitBreaker
+from snapkv_core.kv_cache.guarded_store import StoreHeldBackError
 from snapkv_core.kv_cache.snapshot import (
     PromptSnapshot,
     SnapshotBody,
@@ -55,6 +57,8 @@ class SnapshotPolicy:
         lookup_timeout_s: Longest that a request waits for a store.
         max_write_bytes_per_s: Pace of writing, on average over one snapshot and the pause after it.
         max_pending_bytes: Snapshots that wait for being written; more are dropped.
+        max_held_bytes: Bytes of keys and values in this machine's memory, waiting for being
+            written or for a request's turn, above which no prompt is looked up.
     """
 
     body: SnapshotBody = "exact"
@@ -63,6 +67,7 @@ class SnapshotPolicy:
     lookup_timeout_s: float = 2.0
     max_write_bytes_per_s: float = 200e6
     max_pending_bytes: int = 2 * 1024**3
+    max_held_bytes: int = 4 * 1024**3
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +87,38 @@ class SnapshotModel:
 
 #: Tenant and key.
 _Place = tuple[str, str]
-#: Of a prompt that is being looked up or read: what comes of it.
-_Flight = asyncio.Future[PromptSnapshot | None]
+
+
+class _Flight:
+    """A prompt that one request looks up or reads, and others wait for.
+
+    Made and landed on the event loop; the engine's thread asks whether anybody waits.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._landed: asyncio.Future[PromptSnapshot | None] | None = loop.create_future()
+        self._num_waiting = 0
+        self.will_store = False
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether anybody has a use for the snapshot."""
+        return self.will_store or self._num_waiting > 0
+
+    async def wait(self) -> PromptSnapshot | None:
+        """Return what comes of it; None when the prompt was not read to its end."""
+        assert self._landed is not None, "flights that have landed are not found"
+        self._num_waiting += 1
+        try:
+            return await asyncio.shield(self._landed)
+        finally:
+            self._num_waiting -= 1
+
+    def land(self, snapshot: PromptSnapshot | None) -> None:
+        """Give those who wait what came of it; once."""
+        landed, self._landed = self._landed, None  # whoever holds the flight holds no snapshot
+        assert landed is not None, "a flight lands once"
+        landed.set_result(snapshot)
 
 
 class SnapshotCache:
@@ -94,6 +129,10 @@ class SnapshotCache:
 
     Of equal prompts at once the first is looked up and read, and the others wait for what comes of
     it. A prompt is looked up and stored when fetching it should take less time than reading it.
+
+    Attributes:
+        speed: How fast the store has been.
+        breaker: Holds lookups back while the store fails; writes have one of their own.
     """
 
     def __init__(
@@ -111,35 +150,47 @@ class SnapshotCache:
         self._policy = policy or SnapshotPolicy()
         self._observer = observer
         self._readers = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="snapshot-reader")
+        self._is_closed = False
         self._writer = SnapshotWriter(
             store,
-            self.breaker,
             self._tell_write,
             body=self._policy.body,
             max_bytes_per_s=self._policy.max_write_bytes_per_s,
             max_pending_bytes=self._policy.max_pending_bytes,
         )
         self._flights: dict[_Place, _Flight] = {}
+        # Snapshots that somebody still holds: a request that waits for its turn, or the writer.
+        self._held: WeakValueDictionary[_Place, PromptSnapshot] = WeakValueDictionary()
+        self._num_fetching_bytes = 0
 
-    async def find(self, leader: Sequence, namespace: str) -> Finding:
-        """Look a prompt up, or wait for another request that reads the same one.
+    def identify(self, leader: Sequence) -> SnapshotIdentity | None:
+        """Return what a snapshot of a prompt must match; any thread may call.
 
         Args:
-            leader: The request's first sequence, not queued yet.
-            namespace: The tenant; others' snapshots are never found.
+            leader: A request's first sequence, not queued yet.
+
+        Returns:
+            The identity; None when the prompt is too short, or keeps too much, to be looked up.
+        """
+        is_long = leader.num_prompt_tokens >= self._policy.min_prompt_tokens
+        is_small = self._model.expected_bytes(leader) <= self._policy.max_snapshot_bytes
+        return self._model.identity_of(leader) if is_long and is_small else None
+
+    async def find(self, leader: Sequence, identity: SnapshotIdentity, namespace: str) -> Finding:
+        """Look a prompt up, or wait for another request that reads the same one.
 
         It may wait for as long as the other request takes; the caller bounds that.
+
+        Args:
+            leader: The request's first sequence.
+            identity: What `identify` has returned for it.
+            namespace: The tenant; others' snapshots are never found.
+
+        Returns:
+            What was found, or who waits for what reading the prompt gives.
         """
-        num_bytes = self._model.expected_bytes(leader)
-        if not self._is_eligible(leader.num_prompt_tokens, num_bytes):
-            return NOT_LOOKED_UP
         start_s = time.monotonic()
-        identity = self._model.identity_of(leader)
-        place = (namespace, identity.key())
-        is_worthwhile = self.speed.expected_s(num_bytes) < self._model.expected_prefill_s(
-            leader.num_prompt_tokens
-        )
-        finding = await self._find(place, identity, is_worthwhile)
+        finding = await self._find((namespace, identity.key()), identity, leader)
         return replace(finding, lookup_s=time.monotonic() - start_s)
 
     def stats(self) -> SnapshotStats:
@@ -154,37 +205,51 @@ class SnapshotCache:
 
     def close(self) -> None:
         """Give up what is not written yet and let go of the store; blocks for a bounded time."""
-        self._readers.shutdown(wait=False, cancel_futures=True)
+        self._is_closed = True
+        self._readers.shutdown(wait=False)
         self._writer.close()
         self._store.close()
 
-    def _is_eligible(self, num_tokens: int, num_bytes: int) -> bool:
-        is_long = num_tokens >= self._policy.min_prompt_tokens
-        return is_long and num_bytes <= self._policy.max_snapshot_bytes
-
-    async def _find(
-        self, place: _Place, identity: SnapshotIdentity, is_worthwhile: bool
-    ) -> Finding:
+    async def _find(self, place: _Place, identity: SnapshotIdentity, leader: Sequence) -> Finding:
         while (flight := self._flights.get(place)) is not None:
-            snapshot = await asyncio.shield(flight)
+            snapshot = await flight.wait()
             if snapshot is not None:
                 return Finding("hit", snapshot)
+        if (held := self._held.get(place)) is not None:
+            return Finding("hit", held)
         loop = asyncio.get_running_loop()
-        flight = self._flights[place] = loop.create_future()
+        flight = self._flights[place] = _Flight(loop)
         # A store that is too slow is not asked; equal prompts wait for this one all the same.
+        num_bytes = self._model.expected_bytes(leader)
+        is_worthwhile = self._is_worthwhile(leader.num_prompt_tokens, num_bytes)
         if is_worthwhile:
+            self._num_fetching_bytes += num_bytes
             try:
                 snapshot = await self._look_up(place, identity)
             except BaseException:
                 self._land(place, flight, None)
                 raise
+            finally:
+                self._num_fetching_bytes -= num_bytes
             if snapshot is not None:
                 self._land(place, flight, snapshot)
                 return Finding("hit", snapshot)
-        will_store = is_worthwhile and not self.breaker.is_open
-        taken = partial(self._take, place, flight, identity if will_store else None)
-        use: SnapshotUse = "stored" if will_store else "miss" if is_worthwhile else "off"
-        return Finding(use, on_snapshot=lambda snapshot: _post(loop, taken, snapshot))
+        flight.will_store = is_worthwhile and not (
+            self.breaker.is_open or self._writer.is_held_back
+        )
+        use: SnapshotUse = "stored" if flight.will_store else "miss" if is_worthwhile else "off"
+        taken = partial(self._take, place, flight, identity)
+        return Finding(
+            use,
+            on_snapshot=lambda snapshot: _post(loop, taken, snapshot),
+            is_wanted=lambda: flight.is_wanted,
+        )
+
+    def _is_worthwhile(self, num_tokens: int, num_bytes: int) -> bool:
+        num_held = sum(snapshot.num_bytes for snapshot in self._held.values())
+        if num_held + self._num_fetching_bytes + num_bytes > self._policy.max_held_bytes:
+            return False
+        return self.speed.expected_s(num_bytes) < self._model.expected_prefill_s(num_tokens)
 
     async def _look_up(self, place: _Place, identity: SnapshotIdentity) -> PromptSnapshot | None:
         if not self.breaker.allows_call():
@@ -205,30 +270,36 @@ class SnapshotCache:
         except SnapshotError as error:
             outcome = "rejected"
             _logger.warning("a stored snapshot was rejected: %s", error)
+        except StoreHeldBackError:
+            outcome = "held_back"  # by a breaker of its own
         except StoreError as error:
             _logger.warning("looking a snapshot up failed: %s", error)
         except Exception:
             _logger.exception("looking a snapshot up failed")
         seconds = time.monotonic() - start_s
-        self._learn(outcome, seconds, num_bytes)
+        self._learn(outcome, seconds, snapshot)
         self._tell_lookup(outcome, seconds, num_bytes)
         return snapshot
 
     def _fetch(
         self, place: _Place, identity: SnapshotIdentity
     ) -> tuple[PromptSnapshot, int] | None:
-        blob = self._store.get(*place)
+        # Lookups that waited for a thread while the engine was stopped.
+        blob = None if self._is_closed else self._store.get(*place)
         if blob is None:
             return None
         return decode_snapshot(blob, identity, body=self._policy.body), len(blob)
 
-    def _learn(self, outcome: LookupOutcome, seconds: float, num_bytes: int) -> None:
+    def _learn(
+        self, outcome: LookupOutcome, seconds: float, snapshot: PromptSnapshot | None
+    ) -> None:
         if outcome in ("timeout", "failed"):
             self.breaker.note_failure()
             return
         self.breaker.note_success()
-        if outcome == "hit":
-            self.speed.observe_hit(num_bytes, seconds)
+        if snapshot is not None:
+            # In bytes of K and V, whatever they are stored in: so are those that are expected.
+            self.speed.observe_hit(snapshot.num_bytes, seconds)
         elif outcome == "miss":
             self.speed.observe_miss(seconds)
 
@@ -236,27 +307,35 @@ class SnapshotCache:
         self,
         place: _Place,
         flight: _Flight,
-        identity: SnapshotIdentity | None,
+        identity: SnapshotIdentity,
         snapshot: PromptSnapshot | None,
     ) -> None:
         """Give a prompt that was read to those that wait for it, and store it."""
-        if flight.done():
+        if self._flights.get(place) is not flight:
             return
         self._land(place, flight, snapshot)
-        if snapshot is not None and identity is not None:
+        if snapshot is not None and flight.will_store:
             self._writer.write(place[0], identity, snapshot)
 
     def _land(self, place: _Place, flight: _Flight, snapshot: PromptSnapshot | None) -> None:
         del self._flights[place]
-        flight.set_result(snapshot)
+        if snapshot is not None:
+            self._held[place] = snapshot
+        flight.land(snapshot)
 
     def _tell_lookup(self, outcome: LookupOutcome, seconds: float, num_bytes: int) -> None:
         if self._observer is not None:
-            self._observer.on_lookup(outcome, seconds, num_bytes)
+            try:
+                self._observer.on_lookup(outcome, seconds, num_bytes)
+            except Exception:
+                _logger.exception("the observer of snapshots failed")
 
     def _tell_write(self, outcome: WriteOutcome, seconds: float, num_bytes: int) -> None:
         if self._observer is not None:
-            self._observer.on_write(outcome, seconds, num_bytes)
+            try:
+                self._observer.on_write(outcome, seconds, num_bytes)
+            except Exception:
+                _logger.exception("the observer of snapshots failed")
 
 
 def _post(

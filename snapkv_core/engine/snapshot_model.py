@@ -2,20 +2,21 @@
 
 from snapkv_core.engine.engine import Engine
 from snapkv_core.engine.snapshot_cache import SnapshotModel
-from snapkv_core.kv_cache.snapshot import SnapshotIdentity, digest_of
+from snapkv_core.kv_cache.snapshot import SnapshotBody, SnapshotIdentity, digest_of
 from snapkv_core.sequence import Sequence
 
 
-def snapshot_model(engine: Engine, fingerprint: str) -> SnapshotModel:
+def snapshot_model(engine: Engine, fingerprint: str, body: SnapshotBody = "exact") -> SnapshotModel:
     """Describe an engine to a cache.
 
     Args:
         engine: The engine; its thread may be running.
         fingerprint: Of the weights; snapshots of others are never used.
+        body: How K and V are stored; replicas that store otherwise do not meet.
     """
     layout, spec = engine.parts.layout, engine.spec
     # Kinds of device and backends round differently: a token could change with who read the prompt.
-    computed_by = f"{fingerprint}/{engine.device.type}/{engine.parts.backend.name}"
+    computed_by = f"{fingerprint}/{engine.device.type}/{engine.parts.backend.name}/{body}"
     dtype = str(engine.dtype).removeprefix("torch.")
 
     def identity_of(leader: Sequence) -> SnapshotIdentity:

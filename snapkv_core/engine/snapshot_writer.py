@@ -41,7 +41,6 @@ class SnapshotWriter:
     def __init__(
         self,
         store: KVStore,
-        breaker: CircuitBreaker,
         on_write: OnWrite,
         *,
         body: SnapshotBody,
@@ -52,14 +51,14 @@ class SnapshotWriter:
 
         Args:
             store: Takes the bytes; not closed here.
-            breaker: Says when the store is left alone, and is told of each write.
             on_write: Told of each snapshot, on any thread.
             body: How K and V are written.
             max_bytes_per_s: Pace, on average over one snapshot and the pause after it.
             max_pending_bytes: Bytes of K and V that may wait or be written.
         """
         self._store = store
-        self._breaker = breaker
+        # Of its own: a store that is full still has what it holds.
+        self._breaker = CircuitBreaker()
         self._on_write = on_write
         self._body = body
         self._max_bytes_per_s = max_bytes_per_s
@@ -76,6 +75,11 @@ class SnapshotWriter:
     def num_pending_bytes(self) -> int:
         """Bytes of K and V that wait or are being written."""
         return self._num_pending_bytes
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether a snapshot would be dropped, since writes fail."""
+        return self._breaker.is_holding_back
 
     def write(self, namespace: str, identity: SnapshotIdentity, snapshot: PromptSnapshot) -> None:
         """Take a snapshot and return at once."""

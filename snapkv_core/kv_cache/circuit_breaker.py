@@ -34,8 +34,13 @@ class CircuitBreaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether calls are held back."""
+        """Whether calls are held back, but for one now and then."""
         return self._num_failures >= self._max_failures
+
+    @property
+    def is_holding_back(self) -> bool:
+        """Whether the next call would be held back."""
+        return self.is_open and self._clock() < self._probe_at_s
 
     def allows_call(self) -> bool:
         """Ask before each call; of those that come while it is open, one in `open_s` may go."""

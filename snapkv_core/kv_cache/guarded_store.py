@@ -18,15 +18,21 @@ class StoreHeldBackError(StoreError):
 
 
 class GuardedStore:
-    """Asks another store unless its circuit breaker is open; any thread may call.
+    """Asks another store unless a circuit breaker is open; any thread may call.
 
-    Deleting is always tried: what a tenant wants gone must not stay because of what other calls
-    have met.
+    Reads and writes have one each: a store that is full still has what it holds. Deleting is
+    always tried: what a tenant wants gone must not stay because of what other calls have met.
+
+    Attributes:
+        read_breaker: That of `get`.
+        write_breaker: That of `put`.
     """
 
-    def __init__(self, store: KVStore, breaker: CircuitBreaker | None = None) -> None:
+    def __init__(
+        self, store: KVStore, new_breaker: Callable[[], CircuitBreaker] = CircuitBreaker
+    ) -> None:
         """Guard a store, which `close` will close."""
-        self.breaker = breaker or CircuitBreaker()
+        self.read_breaker, self.write_breaker = new_breaker(), new_breaker()
         self._store = store
 
     @property
@@ -37,12 +43,12 @@ class GuardedStore:
     def get(self, namespace: str, key: str) -> bytes | None:
         """See `KVStore.get`; raises `StoreHeldBackError` while the breaker is open."""
         check_key(namespace, key)
-        return self._guarded(lambda: self._store.get(namespace, key))
+        return self._guarded(self.read_breaker, lambda: self._store.get(namespace, key))
 
     def put(self, namespace: str, key: str, blob: bytes) -> None:
         """See `KVStore.put`; raises `StoreHeldBackError` while the breaker is open."""
         check_blob(namespace, key, blob)
-        self._guarded(lambda: self._store.put(namespace, key, blob))
+        self._guarded(self.write_breaker, lambda: self._store.put(namespace, key, blob))
 
     def delete_namespace(self, namespace: str) -> int:
         """See `KVStore.delete_namespace`."""
@@ -52,13 +58,13 @@ class GuardedStore:
         """See `KVStore.close`."""
         self._store.close()
 
-    def _guarded(self, call: Callable[[], _Result]) -> _Result:
-        if not self.breaker.allows_call():
+    def _guarded(self, breaker: CircuitBreaker, call: Callable[[], _Result]) -> _Result:
+        if not breaker.allows_call():
             raise StoreHeldBackError(self.name)
         try:
             result = call()
         except StoreError:
-            self.breaker.note_failure()
+            breaker.note_failure()
             raise
-        self.breaker.note_success()
+        breaker.note_success()
         return result

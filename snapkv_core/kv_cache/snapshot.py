@@ -31,7 +31,7 @@ KV_DTYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
 MAX_PROMPT_TOKENS: Final = 2**31 - 1
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class PromptSnapshot:
     """Everything that an engine of the same model needs to go on from a prompt.
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from snapkv_core.errors import InvalidParameterError, StoreError
+from snapkv_core.kv_cache.guarded_store import StoreHeldBackError
 from snapkv_core.kv_cache.store import KVStore, MemoryStore, check_blob, check_key
 
 #: Copies that may wait or run at once; each holds a blob of up to hundreds of megabytes.
@@ -62,38 +63,41 @@ class TieredStore:
         check_key(namespace, key)
         epoch = self._copies.epoch_of(namespace)
         without: list[KVStore] = []
-        num_failed = 0
+        failures: list[StoreError] = []
         for store in self._stores:
             try:
                 blob = store.get(namespace, key)
             except StoreError as error:
                 self._on_error(store.name, error)
-                num_failed += 1
+                failures.append(error)
                 continue
             if blob is not None:
                 for nearer in without:
                     self._copy(nearer, namespace, key, blob, epoch)
                 return blob
             without.append(store)
-        if num_failed == len(self._stores):
-            raise StoreError(self.name, "no store answered")
+        if len(failures) == len(self._stores):
+            raise self._failure(failures, "no store answered")
         return None
 
     def put(self, namespace: str, key: str, blob: bytes) -> None:
         """See `KVStore.put`; puts into all stores, one after the other, fails only where all do."""
         check_blob(namespace, key, blob)
-        num_failed = 0
+        failures: list[StoreError] = []
         for store in self._stores:
             try:
                 store.put(namespace, key, blob)
             except StoreError as error:
                 self._on_error(store.name, error)
-                num_failed += 1
-        if num_failed == len(self._stores):
-            raise StoreError(self.name, "no store took the blob")
+                failures.append(error)
+        if len(failures) == len(self._stores):
+            raise self._failure(failures, "no store took the blob")
 
     def delete_namespace(self, namespace: str) -> int:
         """See `KVStore.delete_namespace`; tries all stores and fails if any did.
+
+        The furthest comes first: what is gone there cannot come back into a nearer one, not even
+        in other processes.
 
         Returns:
             Blobs removed; one that two stores held counts twice.
@@ -101,7 +105,7 @@ class TieredStore:
         num_removed = 0
         failed: list[str] = []
         with self._copies.stopped(namespace):
-            for store in self._stores:
+            for store in reversed(self._stores):
                 try:
                     num_removed += store.delete_namespace(namespace)
                 except StoreError as error:
@@ -116,6 +120,11 @@ class TieredStore:
         self._executor.shutdown(wait=False, cancel_futures=True)
         for store in self._stores:
             store.close()
+
+    def _failure(self, failures: Sequence[StoreError], reason: str) -> StoreError:
+        if all(isinstance(error, StoreHeldBackError) for error in failures):
+            return StoreHeldBackError(self.name)
+        return StoreError(self.name, reason)
 
     def _copy(self, store: KVStore, namespace: str, key: str, blob: bytes, epoch: int) -> None:
         def copy() -> None:

@@ -139,6 +139,7 @@ async def test_the_app_gives_its_stores_to_the_engine_and_its_weights_a_name(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
     engine = FakeEngine()
     settings = settings_for_tests(snapshot_memory_bytes=1_000_000, model=str(tmp_path))
     async with running(create_app(settings, load_engine=engine.take_over)) as client:

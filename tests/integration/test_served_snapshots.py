@@ -52,9 +52,9 @@ class Replica:
         raise AssertionError(f"there is no {series}")
 
     @property
-    def num_prefill_tokens(self) -> float:
-        """Prompt tokens that it has read."""
-        return self.metric('snapkv_step_tokens_total{phase="prefill"}')
+    def num_prefill_tokens(self) -> int:
+        """Prompt tokens that it has read; the metric is a sum of fractions of them."""
+        return round(self.metric('snapkv_step_tokens_total{phase="prefill"}'))
 
     def wait_until_stored(self, num: int) -> None:
         """Return when it has stored so many snapshots."""

@@ -178,6 +178,7 @@ class FakeStream:
     ) -> None:
         self.num_prompt_tokens = len(words)
         self.snapshot = engine.behaviour.snapshot
+        self.lookup_ms = 0.0 if self.snapshot == "off" else 0.25
         self._engine = engine
         self._request = request
         self._is_over = False
@@ -311,7 +312,6 @@ def summary_of(
             total_ms=51.0,
         ),
         snapshot=snapshot,
-        lookup_ms=0.0 if snapshot == "off" else 0.25,
     )
 
 

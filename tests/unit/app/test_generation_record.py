@@ -27,6 +27,7 @@ class Script:
 
     num_prompt_tokens = 5
     snapshot: SnapshotUse = "off"
+    lookup_ms = 0.0
 
     def __init__(self, events: Sequence[TokenEvent]) -> None:
         self._events = iter(events)

@@ -58,15 +58,23 @@ def test_any_change_of_what_answers_depend_on_changes_it(
     assert fingerprint(folder) != before
 
 
-def test_weights_in_another_format_count_where_there_are_no_safetensors(folder: Path) -> None:
-    with_both = fingerprint(folder)
-    (folder / "pytorch_model.bin").write_bytes(b"not read, so it does not count")
-    assert fingerprint(folder) == with_both
+def test_weights_in_another_format_count_as_well(folder: Path) -> None:
+    """Which of both are loaded is not for this to know."""
+    found = {fingerprint(folder)}
+    for content in (b"one", b"another"):
+        (folder / "pytorch_model.bin").write_bytes(content)
+        found.add(fingerprint(folder))
     for file in folder.glob("*.safetensors"):
         file.unlink()
-    with_bin = fingerprint(folder)
-    (folder / "pytorch_model.bin").write_bytes(b"other weights")
-    assert len({with_both, with_bin, fingerprint(folder)}) == 3
+    found.add(fingerprint(folder))
+    assert len(found) == 4
+
+
+def test_a_folder_without_weights_is_like_any_other_without(folder: Path) -> None:
+    for file in folder.glob("*.safetensors"):
+        file.unlink()
+    with pytest.raises(ModelLoadError, match="no weights"):
+        fingerprint(folder)
 
 
 def test_file_that_is_gone_is_named(folder: Path) -> None:
