@@ -28,6 +28,7 @@ class Fidelity:
     """Snapshots in 8 bits against exact ones; all answers are forced to the text's own tokens.
 
     Attributes:
+        dtype: Number format of the pool.
         num_prompts: Prompts.
         prompt_tokens: Tokens of each.
         answer_tokens: Tokens forced after each.
@@ -43,6 +44,7 @@ class Fidelity:
         top1_worst_prompt: The same of the prompt where it is smallest.
     """
 
+    dtype: str
     num_prompts: int
     prompt_tokens: int
     answer_tokens: int
@@ -88,6 +90,7 @@ def measure_fidelity(engine: Engine, num_prompts: int, prompt_tokens: int) -> Fi
         agreements.append((exact.argmax(-1) == int8.argmax(-1)).double().mean().item())
     all_divergences = torch.cat(divergences)
     return Fidelity(
+        dtype=str(engine.dtype).removeprefix("torch."),
         num_prompts=num_prompts,
         prompt_tokens=prompt_tokens,
         answer_tokens=_ANSWER_TOKENS,

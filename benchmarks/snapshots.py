@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -17,6 +16,7 @@ from app.settings import SettingsError, load_settings
 from benchmarks.errors import BenchmarkError
 from benchmarks.machine import machine_facts
 from benchmarks.server import serving
+from benchmarks.snapshot_fidelity import Fidelity, measure_fidelity
 from benchmarks.snapshot_http import (
     HitFigure,
     PhaseFigure,
@@ -24,7 +24,7 @@ from benchmarks.snapshot_http import (
     measure_outage,
     redis_store,
 )
-from snapkv_core import SnapKVError
+from snapkv_core import Engine, SnapKVError
 
 #: What the project promises.
 _MIN_MISS_OVER_HIT: Final = 20.0
@@ -32,6 +32,7 @@ _MAX_EXACT_OVER_POOL: Final = 1.02
 _MAX_INT8_OVER_POOL: Final = 0.52
 _NUM_CLIENTS: Final = 4
 _OUTAGE_WORDS: Final = 320
+_FIDELITY_TOKENS: Final = 2_048
 _RESULTS: Final = Path(__file__).with_name("results") / "snapshots"
 
 
@@ -51,11 +52,15 @@ def run(arguments: Sequence[str]) -> int:
     except (BenchmarkError, SnapKVError, SettingsError) as error:
         errors.print(f"error: {error}", markup=False, soft_wrap=True)
         return 1
-    results |= {"hits": asdict(hits), "outage": [asdict(phase) for phase in phases], **fidelity}
+    results |= {
+        "hits": asdict(hits),
+        "outage": [asdict(phase) for phase in phases],
+        "fidelity": asdict(fidelity),
+    }
     path = options.output / "snapshots.json"
     path.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     _print(hits, phases, fidelity, console)
-    broken = _broken(hits, phases, fidelity)
+    broken = broken_promises(hits, phases, fidelity)
     for promise in broken:
         errors.print(f"broken: {promise}", markup=False, soft_wrap=True)
     console.print(f"written to {path}")
@@ -99,32 +104,31 @@ async def _measure_http(options: argparse.Namespace) -> tuple[HitFigure, list[Ph
             return hits, phases
 
 
-def _measure_fidelity(options: argparse.Namespace) -> dict[str, Any]:
-    from benchmarks.snapshot_fidelity import measure_fidelity
-    from snapkv_core import Engine
-
+def _measure_fidelity(options: argparse.Namespace) -> Fidelity:
     engine = Engine.load(load_settings({"model": options.model}).to_engine_config())
-    return {"fidelity": asdict(measure_fidelity(engine, options.prompts, prompt_tokens=2_048))}
+    return measure_fidelity(engine, options.prompts, _FIDELITY_TOKENS)
 
 
-def _broken(hits: HitFigure, phases: Sequence[PhaseFigure], fidelity: dict[str, Any]) -> list[str]:
-    figures = fidelity["fidelity"]
+def broken_promises(
+    hits: HitFigure, phases: Sequence[PhaseFigure], fidelity: Fidelity
+) -> list[str]:
+    """Return what the project promises and these figures do not keep, a line each."""
     promises = {
         f"a hit's first token comes {_MIN_MISS_OVER_HIT:g} times sooner": (
             hits.miss_over_hit >= _MIN_MISS_OVER_HIT
         ),
         "no request fails, whatever the store does": not any(p.num_failed for p in phases),
         "exact bytes exceed those of the pool by 2 % at most": (
-            figures["exact_over_pool"] <= _MAX_EXACT_OVER_POOL
+            fidelity.exact_over_pool <= _MAX_EXACT_OVER_POOL
         ),
-        "8-bit bytes are half of them": figures["int8_over_pool"] <= _MAX_INT8_OVER_POOL,
-        "an exact snapshot changes no logit": figures["exact_max_difference"] == 0,
+        "8 bits take half the bytes of 16": fidelity.int8_over_pool <= _MAX_INT8_OVER_POOL,
+        "an exact snapshot changes no logit": fidelity.exact_max_difference == 0,
     }
     return [promise for promise, is_kept in promises.items() if not is_kept]
 
 
 def _print(
-    hits: HitFigure, phases: Sequence[PhaseFigure], fidelity: dict[str, Any], console: Console
+    hits: HitFigure, phases: Sequence[PhaseFigure], fidelity: Fidelity, console: Console
 ) -> None:
     table = Table(title=f"Time to first token, ms, prompts of {hits.prompt_tokens} tokens")
     for heading in ("", *(f"prompt {number}" for number in range(1, len(hits.hit_ttft_s) + 1))):
@@ -150,12 +154,10 @@ def _print(
     table = Table(title="Snapshots in bytes, and 8 bits against exact")
     table.add_column("figure")
     table.add_column("value", justify="right")
-    for name, value in fidelity["fidelity"].items():
-        table.add_row(name, f"{value:.6g}")
+    for name, value in asdict(fidelity).items():
+        table.add_row(name, value if isinstance(value, str) else f"{value:.6g}")
     console.print(table)
 
 
 if __name__ == "__main__":
-    # Before PyTorch is imported, as in `benchmarks.__main__`.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # noqa: TID251  # before any settings
     sys.exit(run(sys.argv[1:]))

@@ -46,6 +46,7 @@ _STOPPED: Final = "the engine was stopped before this request was finished"
 class _Add:
     request: GenerationRequest
     group: tuple[Sequence, ...]
+    finding: Finding
     stream: ResponseStream
 
 
@@ -210,7 +211,7 @@ class AsyncEngine:
             except EngineStoppedError:
                 finding.give(None)
                 raise
-            self._inbox.put(_Add(request, group, stream))
+            self._inbox.put(_Add(request, group, finding, stream))
         self._in_flight.add(stream)
         return stream
 
@@ -323,9 +324,9 @@ class AsyncEngine:
 
     def _add(self, message: _Add) -> None:
         try:
-            self._engine.add(message.request, message.group, message.stream.finding)
+            self._engine.add(message.request, message.group, message.finding)
         except SnapKVError as error:
-            message.stream.finding.give(None)
+            message.finding.give(None)
             self._post([(message.stream, message.stream.ending(FinishReason.ERROR, str(error)))])
         else:
             self._streams[message.request.request_id] = message.stream

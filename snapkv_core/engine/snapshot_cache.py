@@ -93,26 +93,30 @@ class _Flight:
     """A prompt that one request looks up or reads, and others wait for.
 
     Made and landed on the event loop; the engine's thread asks whether anybody waits.
+
+    Attributes:
+        num_waiting: Requests that wait for it.
+        will_store: Whether what comes of it is to be stored.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._landed: asyncio.Future[PromptSnapshot | None] | None = loop.create_future()
-        self._num_waiting = 0
+        self.num_waiting = 0
         self.will_store = False
 
     @property
     def is_wanted(self) -> bool:
         """Whether anybody has a use for the snapshot."""
-        return self.will_store or self._num_waiting > 0
+        return self.will_store or self.num_waiting > 0
 
     async def wait(self) -> PromptSnapshot | None:
         """Return what comes of it; None when the prompt was not read to its end."""
         assert self._landed is not None, "flights that have landed are not found"
-        self._num_waiting += 1
+        self.num_waiting += 1
         try:
             return await asyncio.shield(self._landed)
         finally:
-            self._num_waiting -= 1
+            self.num_waiting -= 1
 
     def land(self, snapshot: PromptSnapshot | None) -> None:
         """Give those who wait what came of it; once."""
@@ -162,6 +166,17 @@ class SnapshotCache:
         # Snapshots that somebody still holds: a request that waits for its turn, or the writer.
         self._held: WeakValueDictionary[_Place, PromptSnapshot] = WeakValueDictionary()
         self._num_fetching_bytes = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for another one's prompt; on the event loop."""
+        return sum(flight.num_waiting for flight in self._flights.values())
+
+    @property
+    def num_held_bytes(self) -> int:
+        """Bytes of K and V of snapshots that are in memory, or about to be."""
+        held = sum(snapshot.num_bytes for snapshot in self._held.values())
+        return held + self._num_fetching_bytes
 
     def identify(self, leader: Sequence) -> SnapshotIdentity | None:
         """Return what a snapshot of a prompt must match; any thread may call.
@@ -246,8 +261,7 @@ class SnapshotCache:
         )
 
     def _is_worthwhile(self, num_tokens: int, num_bytes: int) -> bool:
-        num_held = sum(snapshot.num_bytes for snapshot in self._held.values())
-        if num_held + self._num_fetching_bytes + num_bytes > self._policy.max_held_bytes:
+        if self.num_held_bytes + num_bytes > self._policy.max_held_bytes:
             return False
         return self.speed.expected_s(num_bytes) < self._model.expected_prefill_s(num_tokens)
 

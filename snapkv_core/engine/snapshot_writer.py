@@ -100,15 +100,28 @@ class SnapshotWriter:
         self._thread.join(_CLOSE_TIMEOUT_S)
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            if self._is_closing.is_set() or not self._breaker.allows_call():
-                self._on_write("dropped", 0.0, 0)
-            else:
-                self._write(job)
-            with self._lock:
-                self._num_pending_bytes -= job.snapshot.num_bytes
+        while (pause_s := self._run_next()) is not None:
+            self._is_closing.wait(pause_s)
 
-    def _write(self, job: _Job) -> None:
+    def _run_next(self) -> float | None:
+        """Wait for a snapshot and write it; holds none of it when it returns.
+
+        Returns:
+            What is left of the seconds that so many bytes may take; None at the end.
+        """
+        job = self._jobs.get()
+        if job is None:
+            return None
+        pause_s = 0.0
+        if self._is_closing.is_set() or not self._breaker.allows_call():
+            self._on_write("dropped", 0.0, 0)
+        else:
+            pause_s = self._write(job)
+        with self._lock:
+            self._num_pending_bytes -= job.snapshot.num_bytes
+        return pause_s
+
+    def _write(self, job: _Job) -> float:
         start_s = time.monotonic()
         outcome: WriteOutcome = "failed"
         num_bytes = 0
@@ -120,10 +133,10 @@ class SnapshotWriter:
             self._breaker.note_success()
         except StoreError as error:
             self._breaker.note_failure()
-            _logger.warning("storing a snapshot failed: %s", error)
+            # As text: who keeps the record would keep the error, and with it the snapshot.
+            _logger.warning("storing a snapshot failed: %s", str(error))
         except Exception:
             _logger.exception("storing a snapshot failed")
         seconds = time.monotonic() - start_s
         self._on_write(outcome, seconds, num_bytes)
-        # What is left of the time that so many bytes may take.
-        self._is_closing.wait(max(0.0, num_bytes / self._max_bytes_per_s - seconds))
+        return max(0.0, num_bytes / self._max_bytes_per_s - seconds)

@@ -56,10 +56,15 @@ class Replica:
         """Prompt tokens that it has read; the metric is a sum of fractions of them."""
         return round(self.metric('snapkv_step_tokens_total{phase="prefill"}'))
 
-    def wait_until_stored(self, num: int) -> None:
-        """Return when it has stored so many snapshots."""
+    @property
+    def num_stored(self) -> float:
+        """Snapshots that it has stored."""
+        return self.metric('snapkv_snapshot_writes_total{outcome="stored"}')
+
+    def wait_until_stored(self, num: float) -> None:
+        """Return when it has stored so many snapshots, and none is in its memory."""
         give_up_s = time.monotonic() + 60
-        while self.metric('snapkv_snapshot_writes_total{outcome="stored"}') < num:
+        while self.num_stored < num or self.metric("snapkv_snapshot_pending_bytes"):
             assert time.monotonic() < give_up_s, "nothing is stored"
             time.sleep(0.05)
 
@@ -115,7 +120,9 @@ def test_what_one_has_read_the_other_answers_from_the_store(
     assert one.num_prefill_tokens == num_tokens > 700
     # The second server took it into its memory.
     assert other.metric('snapkv_snapshot_bytes_total{direction="fetched"}') > 0
-    lines = [json.loads(line) for line in other.log.read_text("utf-8").splitlines()]
+    written = other.log.read_text("utf-8").splitlines()
+    # Libraries write lines of their own while they are imported.
+    lines = [json.loads(line) for line in written if line.startswith("{")]
     (line,) = [
         line
         for line in lines
@@ -151,15 +158,19 @@ def test_flipped_bits_in_the_store_are_a_miss(
     replicas: tuple[Replica, Replica], redis: RedisServer
 ) -> None:
     one, _ = replicas
+    for replica in replicas:
+        replica.wait_until_stored(0)  # nothing is on its way any more
     redis.client().flushall()
-    expected = one.ask(0, explain=True)
-    one.wait_until_stored(3)
+    num_stored = one.num_stored
+    expected = one.ask(50_000, explain=True)
+    assert expected.headers["X-Snapshot"] == "stored"
+    one.wait_until_stored(num_stored + 1)
     client = redis.client()
     (chunk,) = [key for key in client.scan_iter() if not key.endswith(b":m")]
     content = bytearray(client.get(chunk))
     content[len(content) // 2] ^= 1
     client.set(chunk, bytes(content))
-    found = one.ask(0, explain=True)
+    found = one.ask(50_000, explain=True)
     assert found.headers["X-Snapshot"] == "stored"
     assert without_times(found) == without_times(expected)
 
@@ -172,9 +183,9 @@ def test_requests_go_on_when_the_store_is_gone(
     redis.process.kill()
     redis.process.wait()
     uses = [one.ask(start).headers["X-Snapshot"] for start in (30_000, 35_000, 40_000, 45_000)]
-    # Three failed calls, of lookups and writes, and nobody asks any more.
-    assert uses[-1] == "miss"
+    # After three failed lookups nobody asks any more, nor writes.
+    assert uses == ["stored", "stored", "miss", "miss"]
     assert one.metric("snapkv_snapshot_held_back") == 1
-    assert one.metric('snapkv_snapshot_store_errors_total{store="valkey"}') == 3
+    assert 3 <= one.metric('snapkv_snapshot_store_errors_total{store="valkey"}') <= 5
     # The one with a memory still has in it what it has read.
     assert [other.ask(9_000).headers["X-Snapshot"] for _ in range(2)] == ["hit", "hit"]

@@ -32,10 +32,7 @@ def test_it_removes_one_tenants_from_every_store(
         monkeypatch.setenv("SNAPKV_SNAPSHOT_S3_URL", f"s3://{BUCKET}/kv/v1")
         found = command("snapshots", "delete", "doomed")
         assert found == (0, "removed 6 copies of snapshots of doomed\n", "")
-        assert (
-            command("snapshots", "delete", "doomed")[1]
-            == "removed 0 copies of snapshots of doomed\n"
-        )
+        assert command("snapshots", "delete", "doomed")[1].startswith("removed 0 ")
         assert valkey.get("doomed", key_of(0)) is None
         assert s3.get("doomed", key_of(0)) is None
         assert valkey.get("kept", key_of(0)) == blob_of(10)

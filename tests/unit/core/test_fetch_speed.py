@@ -36,6 +36,16 @@ def test_an_estimate_that_is_a_minute_old_keeps_nobody_from_trying() -> None:
     assert speed.expected_s(500) == 0.0
 
 
+def test_what_is_forgotten_has_no_weight() -> None:
+    """A first call that was slow keeps nobody away for longer than a minute."""
+    now_s = 0.0
+    speed = FetchSpeed(lambda: now_s)
+    speed.observe_miss(0.8)
+    now_s = 61.0
+    speed.observe_miss(0.001)
+    assert speed.round_trip_s == 0.001
+
+
 def test_a_fetch_too_fast_for_the_clock_is_no_error() -> None:
     speed = FetchSpeed()
     speed.observe_hit(1_000, 0.0)
