@@ -12,12 +12,14 @@ from app.api.routes import generate, health, metrics, openai
 from app.integrations.aws.request_log import FLUSH_TIMEOUT_S, RequestLog, open_request_log
 from app.integrations.aws.weights.models import S3Models, s3_models
 from app.integrations.snapshot_tiers import open_snapshot_tiers
+from app.middleware.access import AccessMiddleware
 from app.middleware.body_limit import BodyLimitMiddleware
 from app.middleware.request_id import RequestIdMiddleware
 from app.middleware.request_log import RequestLogMiddleware
 from app.middleware.tracing import TracingMiddleware
 from app.middleware.unhandled import UnhandledErrorMiddleware
 from app.records import RecordSink
+from app.services.access import AccessControl
 from app.services.engine_host import EngineHost
 from app.services.generation import GenerationService
 from app.services.ports import GenerationEngine
@@ -107,10 +109,16 @@ def create_app(
     generation = GenerationService(
         host.engine, default_compression, [sink for sink in sinks if sink is not None]
     )
+    access = AccessControl(settings.keys_in_force)
+
+    def on_change(found: Settings) -> None:
+        generation.use_default_compression(found.default_compression())
+        access.use_keys(found.keys_in_force)
+
     refresh = SettingsRefresh(
         settings,
         reload_settings,
-        on_change=lambda found: generation.use_default_compression(found.default_compression()),
+        on_change=on_change,
         count_outcome=service_metrics.aws.count_settings_refresh,
     )
 
@@ -127,7 +135,7 @@ def create_app(
     )
     _include_routes(app)
     install_error_handlers(app)
-    _add_middleware(app, settings, service_metrics, tracer)
+    _add_middleware(app, settings, service_metrics, access, tracer)
     return app
 
 
@@ -179,10 +187,15 @@ def _include_routes(app: FastAPI) -> None:
 
 
 def _add_middleware(
-    app: FastAPI, settings: Settings, service_metrics: ServiceMetrics, tracer: RequestTracer | None
+    app: FastAPI,
+    settings: Settings,
+    service_metrics: ServiceMetrics,
+    access: AccessControl,
+    tracer: RequestTracer | None,
 ) -> None:
     # Added last is outermost: a request gets its name first and is logged under it.
     app.add_middleware(BodyLimitMiddleware, max_body_bytes=settings.max_body_bytes)
+    app.add_middleware(AccessMiddleware, access=access, to_response=response_for)
     app.add_middleware(UnhandledErrorMiddleware, to_response=response_for)
     app.add_middleware(RequestLogMiddleware, on_request=service_metrics.count_request)
     if tracer is not None:

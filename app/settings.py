@@ -11,7 +11,7 @@ from dotenv import dotenv_values
 from pydantic import Field, PrivateAttr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from app.setting_groups.access import AccessSettings
+from app.setting_groups.access import AccessSettings, is_loopback
 from app.setting_groups.aws import AwsSettings
 from app.setting_groups.snapshots import SnapshotSettings
 from app.setting_groups.telemetry import TelemetrySettings
@@ -201,7 +201,14 @@ class Settings(AccessSettings, AwsSettings, SnapshotSettings, TelemetrySettings,
         return value
 
     @field_validator(
-        "log_level", "dtype", "attention_backend", "tracing", "emf", "snapshot_body", mode="before"
+        "log_level",
+        "dtype",
+        "attention_backend",
+        "tracing",
+        "emf",
+        "snapshot_body",
+        "auth",
+        mode="before",
     )
     @classmethod
     def _lower(cls, value: object) -> object:
@@ -270,6 +277,21 @@ class Settings(AccessSettings, AwsSettings, SnapshotSettings, TelemetrySettings,
             lookup_timeout_s=self.snapshot_lookup_timeout_ms / 1e3,
             max_write_bytes_per_s=self.snapshot_write_bytes_per_s,
         )
+
+    def require_access_control(self) -> None:
+        """Refuse to serve strangers.
+
+        Raises:
+            SettingsError: Nobody would be asked for a key where other machines can connect, or
+                there are no keys to ask for.
+        """
+        if self.auth == "keys" and not self.api_keys:
+            raise SettingsError(f"{env_name('auth')}: is keys, and {env_name('api_keys')} has none")
+        if not self.keys_in_force and not is_loopback(self.host):
+            raise SettingsError(
+                f"{env_name('host')}: {self.host} can be reached from other machines, and nobody "
+                f"would be asked for a key; set {env_name('api_keys')}, or listen on 127.0.0.1"
+            )
 
     def with_secret(self, values: Mapping[str, object]) -> "Settings":
         """Return settings that take from `values` what is set by nothing nearer.

@@ -5,7 +5,8 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Final
 
-from fastapi import Depends, Header, Request
+from fastapi import Depends, Header, Request, Security
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from app.services.engine_host import EngineHost
 from app.services.generation import GenerationService
@@ -60,5 +61,18 @@ def read_request_timeout(
     )
 
 
+def get_caller(
+    request: Request,
+    _key: Annotated[
+        HTTPAuthorizationCredentials | None,
+        Security(HTTPBearer(auto_error=False, description="An API key, where keys are asked for.")),
+    ] = None,
+) -> str:
+    """Return the name of who calls; whether they may was found out before the body was read."""
+    caller: str = request.state.caller
+    return caller
+
+
+Caller = Annotated[str, Depends(get_caller)]
 Parts = Annotated[AppParts, Depends(get_parts)]
 RequestTimeout = Annotated[float | None, Depends(read_request_timeout)]

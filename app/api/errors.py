@@ -15,11 +15,14 @@ from typing import Any, Final
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
+from app.api.schemas.chat import ChatCompletionRequest
 from app.api.schemas.errors import ErrorBody, ErrorDetail, Problem
 from app.api.schemas.generate import GenerateRequest
 from app.api.schemas.openai import CompletionRequest
+from app.services.access import AccessDeniedError
 from app.services.engine_host import EngineNotReadyError, EngineState
 from snapkv_core import (
     DeadlineExceededError,
@@ -32,6 +35,7 @@ from snapkv_core import (
 )
 
 INVALID_REQUEST: Final = "invalid_request_error"
+AUTHENTICATION: Final = "authentication_error"
 RATE_LIMIT: Final = "rate_limit_error"
 UNAVAILABLE: Final = "service_unavailable_error"
 TIMEOUT: Final = "timeout_error"
@@ -61,6 +65,13 @@ _HTTP_CODES: Final[Mapping[int, str]] = {
 #: The core's name of a field -> the name on OpenAI's routes.
 _OPENAI_NAMES: Final[Mapping[str, str]] = {"max_new_tokens": "max_tokens"}
 _OUR_NAMES: Final = re.compile(r"\b(?:" + "|".join(_OPENAI_NAMES) + r")\b")
+
+#: Where a request's state says which names its caller used instead.
+_SENT_NAMES: Final = "sent_names"
+#: Whose fields are suggested where a name is misspelt.
+_BODIES: Final[Mapping[str, type[BaseModel]]] = {
+    "/v1/chat/completions": ChatCompletionRequest,
+}
 
 #: Kinds of pydantic's errors, in words of JSON instead of Python.
 _MESSAGES: Final[Mapping[str, str]] = {
@@ -112,7 +123,7 @@ def reply_for(request: Request, error: Exception) -> ErrorReply:
     is_openai = request.url.path.startswith(OPENAI_PREFIX)
     reply = _reply(500, SERVER, "internal_error", "an internal error; the request can be retried")
     if isinstance(error, RequestValidationError):
-        body = CompletionRequest if is_openai else GenerateRequest
+        body = _BODIES.get(request.url.path, CompletionRequest if is_openai else GenerateRequest)
         reply = _validation(error, body.model_fields)
     else:
         for kind, build in _TABLE:
@@ -123,7 +134,8 @@ def reply_for(request: Request, error: Exception) -> ErrorReply:
     if not is_openai:
         return reply
     if isinstance(error, InvalidParameterError):
-        reply = replace(reply, detail=_renamed(reply.detail))
+        names = getattr(request.state, _SENT_NAMES, _OPENAI_NAMES)
+        reply = replace(reply, detail=_renamed(reply.detail, names))
     return replace(reply, status=400) if reply.status == 422 else reply
 
 
@@ -144,12 +156,17 @@ def install_error_handlers(app: FastAPI) -> None:
         app.add_exception_handler(kind, handle)
 
 
-def _renamed(detail: ErrorDetail) -> ErrorDetail:
+def name_as_sent(request: Request, ours: str, sent: str) -> None:
+    """Let errors of a request name a field of the core as its caller has spelt it."""
+    setattr(request.state, _SENT_NAMES, {**_OPENAI_NAMES, ours: sent})
+
+
+def _renamed(detail: ErrorDetail, names: Mapping[str, str]) -> ErrorDetail:
     """Name the core's fields as OpenAI's clients spell them."""
     return detail.model_copy(
         update={
-            "param": _OPENAI_NAMES.get(detail.param or "", detail.param),
-            "message": _OUR_NAMES.sub(lambda match: _OPENAI_NAMES[match[0]], detail.message),
+            "param": names.get(detail.param or "", detail.param),
+            "message": _OUR_NAMES.sub(lambda match: names[match[0]], detail.message),
         }
     )
 
@@ -229,6 +246,12 @@ def _model_not_found(error: ModelNotFoundError) -> ErrorReply:
     return _reply(404, INVALID_REQUEST, "model_not_found", str(error), param="model")
 
 
+def _denied(error: AccessDeniedError) -> ErrorReply:
+    return _reply(
+        401, AUTHENTICATION, "unauthorized", str(error), headers={"WWW-Authenticate": "Bearer"}
+    )
+
+
 def _failed(error: GenerationFailedError) -> ErrorReply:
     return _reply(500, SERVER, "generation_failed", str(error))
 
@@ -290,5 +313,6 @@ _TABLE: Final[Sequence[tuple[type[Exception], Callable[[Any], ErrorReply]]]] = (
     (DeadlineExceededError, _deadline),
     (GenerationFailedError, _failed),
     (ModelNotFoundError, _model_not_found),
+    (AccessDeniedError, _denied),
     (HTTPException, _http),
 )

@@ -79,6 +79,10 @@ def generate(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the answer as POST /generate gives it.")
     ] = False,
+    api_key: Annotated[
+        str | None,
+        typer.Option(envvar="OPENAI_API_KEY", help="Key for --url; better in the environment."),
+    ] = None,
 ) -> None:
     """Continue one prompt and report what compressing its KV cache did."""
     fields: dict[str, Any] = {
@@ -97,7 +101,7 @@ def generate(
         "profile": profile,
     }
     given = {name: value for name, value in fields.items() if value is not None}
-    run_generate(GenerateOptions(given, url=url, model=model, as_json=as_json))
+    run_generate(GenerateOptions(given, url=url, model=model, as_json=as_json, api_key=api_key))
 
 
 @app.command("demo-model")

@@ -33,12 +33,14 @@ class GenerateOptions:
         url: Server to ask; None loads the model in this process.
         model: Model to load; None takes the setting.
         as_json: Print the answer as JSON instead of text and a report.
+        api_key: Key for that server; None sends none.
     """
 
     fields: Mapping[str, Any]
     url: str | None
     model: str | None
     as_json: bool
+    api_key: str | None = None
 
 
 def read_prompt(file: Path | None, prompt: str | None) -> str:
@@ -77,7 +79,7 @@ def run_generate(options: GenerateOptions) -> None:
         raise CommandError("; ".join(_problems(error))) from None
     console = Console(stderr=True)
     if options.url is not None:
-        response = generate_there(options.url, options.fields, console)
+        response = generate_there(options.url, options.fields, console, options.api_key)
     else:
         settings = load_settings({"model": options.model})
         configure_logging("warning", sys.stderr)

@@ -16,15 +16,18 @@ _TIMEOUT: Final = httpx.Timeout(10.0, read=60.0)
 _DATA: Final = "data: "
 
 
-def generate_there(url: str, fields: Mapping[str, Any], console: Console) -> GenerateResponse:
-    """Ask a server and show how many pieces have come.
+def generate_there(
+    url: str, fields: Mapping[str, Any], console: Console, api_key: str | None = None
+) -> GenerateResponse:
+    """Ask a server, with a key if it wants one, and show how many pieces have come.
 
     Raises:
         GenerationFailedError: The server refused or failed the request, or cannot be reached.
     """
+    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     try:
         with (
-            httpx.Client(base_url=url, timeout=_TIMEOUT) as client,
+            httpx.Client(base_url=url, timeout=_TIMEOUT, headers=headers) as client,
             client.stream("POST", "/generate", json={**fields, "stream": True}) as response,
             console.status("waiting for the first token") as status,
         ):

@@ -38,7 +38,11 @@ def run_server(
 
     Returns:
         The exit status: 0 after a normal end, 1 when the model could not be loaded.
+
+    Raises:
+        SettingsError: A setting is not acceptable, or the server would be open to strangers.
     """
+    settings.require_access_control()
     configure_logging(settings.log_level)
     failures: list[str] = []
 

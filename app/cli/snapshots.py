@@ -7,8 +7,10 @@ import typer
 from app.cli.generate import CommandError
 from app.integrations.aws.secrets import SecretReader
 from app.integrations.snapshot_tiers import open_snapshot_tiers
+from app.services.access import namespace_of
+from app.setting_groups.access import KEY_NAME
 from app.settings import load_settings
-from snapkv_core import StoreError, check_namespace
+from snapkv_core import StoreError
 
 snapshots_app = typer.Typer(help="Snapshots of prompts in the stores.", no_args_is_help=True)
 
@@ -20,10 +22,13 @@ def snapshots() -> None:
 
 @snapshots_app.command()
 def delete(
-    namespace: Annotated[str, typer.Argument(help="Tenant whose snapshots are removed.")],
+    caller: Annotated[
+        str, typer.Argument(help="Name of the key whose snapshots are removed, or `default`.")
+    ],
 ) -> None:
-    """Remove all snapshots of a tenant from Valkey and S3, as the settings name them."""
-    check_namespace(namespace)
+    """Remove all snapshots of a caller from Valkey and S3, as the settings name them."""
+    if KEY_NAME.fullmatch(caller) is None:
+        raise CommandError(f"{caller!r:.80} can be no name of a key")
     settings = load_settings(read_secret=SecretReader().read)
     in_network = settings.model_copy(update={"snapshot_memory_bytes": 0})
     store = open_snapshot_tiers(in_network, _tell)
@@ -33,10 +38,10 @@ def delete(
             "SNAPKV_SNAPSHOT_S3_URL)"
         )
     try:
-        num_removed = store.delete_namespace(namespace)
+        num_removed = store.delete_namespace(namespace_of(caller))
     finally:
         store.close()
-    typer.echo(f"removed {num_removed} copies of snapshots of {namespace}")
+    typer.echo(f"removed {num_removed} copies of snapshots of {caller}")
 
 
 def _tell(store: str, error: StoreError) -> None:

@@ -13,6 +13,7 @@ from typing import Final
 import structlog
 
 from app.records import GenerationRecord, RecordSink
+from app.services.access import ANYBODY, namespace_of
 from app.services.ports import GenerationEngine, GenerationStream
 from snapkv_core import (
     ChatMessage,
@@ -35,9 +36,6 @@ MAX_LOGGED_ERROR_CHARS: Final = 500
 #: How a choice ends whose request gets an error instead of an answer.
 _FAILURES: Final = (FinishReason.ERROR, FinishReason.ABORT, FinishReason.DEADLINE)
 
-#: Callers are not told apart yet, so they all share snapshots.
-_ONE_TENANT: Final = "default"
-
 #: Name under which a traced request's context holds its trace.
 TRACE_ID: Final = "trace_id"
 
@@ -49,7 +47,7 @@ class GenerationInput:
     """What a caller asked for, before any check that needs the core.
 
     Attributes:
-        prompt: Raw text, or messages for the chat template.
+        prompt: Raw text, token ids, or messages for the chat template.
         sampling: Given values by field name of `SamplingParams`.
         knobs: Given values by field name of `CompressionConfig`; None counts as absent.
         profile: Named set of knobs that the given ones win over.
@@ -57,15 +55,17 @@ class GenerationInput:
         timeout_s: Seconds the caller waits at most; None takes the server's limit, which also
             bounds a longer one.
         may_use_snapshots: Whether its prompt may be looked up in a store, and stored.
+        caller: Name of who asks; others' snapshots are not found.
     """
 
-    prompt: str | tuple[ChatMessage, ...]
+    prompt: str | tuple[int, ...] | tuple[ChatMessage, ...]
     sampling: Mapping[str, object] = field(default_factory=dict)
     knobs: Mapping[str, object] = field(default_factory=dict)
     profile: str | None = None
     explain: bool = False
     timeout_s: float | None = None
     may_use_snapshots: bool = True
+    caller: str = ANYBODY
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,7 +365,7 @@ def to_request(
         compression=resolve_compression(default_compression, given.profile, given.knobs),
         explain=given.explain,
         timeout_s=given.timeout_s,
-        snapshot_namespace=_ONE_TENANT if given.may_use_snapshots else None,
+        snapshot_namespace=namespace_of(given.caller) if given.may_use_snapshots else None,
     )
 
 

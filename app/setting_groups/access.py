@@ -6,14 +6,18 @@ No message of this file quotes what it was given.
 import json
 import re
 from collections.abc import Mapping
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, SecretStr
 from pydantic_settings import NoDecode
 
 #: Shorter keys can be guessed; longer ones do not fit into a header of every proxy.
 _KEY: Final = re.compile(r"[!-~]{16,512}")
-_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+#: In place of a key, so that none need be written down.
+KEY_DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
+#: Addresses that nobody on another machine can reach.
+_LOOPBACK: Final = re.compile(r"localhost|127(\.[0-9]{1,3}){3}|::1", re.IGNORECASE)
+KEY_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 def parse_api_keys(value: object) -> object:
@@ -35,7 +39,7 @@ def parse_api_keys(value: object) -> object:
     seen: set[str] = set()
     for number, (name, given) in enumerate(value.items(), 1):
         key = given.get_secret_value() if isinstance(given, SecretStr) else given
-        if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+        if not isinstance(name, str) or KEY_NAME.fullmatch(name) is None:
             raise ValueError(
                 f"the name of key {number} must be 1 to 64 letters, digits, dots, dashes or "
                 "underscores"
@@ -58,11 +62,27 @@ def _from_json(text: str) -> object:
     raise ValueError(reason)
 
 
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine can reach an address."""
+    return _LOOPBACK.fullmatch(host) is not None
+
+
 class AccessSettings(BaseModel):
     """Who may call the service."""
 
     api_keys: Annotated[dict[str, SecretStr], NoDecode, BeforeValidator(parse_api_keys)] = Field(
         {},
-        description="API keys as JSON, a list or an object of names and keys. They are read and "
-        "kept; requests are not checked against them yet.",
+        description="API keys as JSON, a list or an object of names and keys; a key may be given "
+        "as `sha256:` and its hash. Without keys everybody may call.",
     )
+    auth: Literal["auto", "keys", "off"] = Field(
+        "auto",
+        description="Whether callers need a key: `keys` does not start without any; `auto` asks "
+        "for keys where there are some; `off` asks nobody. Without keys the server "
+        "listens on loopback addresses only.",
+    )
+
+    @property
+    def keys_in_force(self) -> dict[str, SecretStr]:
+        """The keys that callers are asked for; none where nobody is asked."""
+        return {} if self.auth == "off" else self.api_keys

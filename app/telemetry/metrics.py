@@ -32,6 +32,7 @@ ERROR_REASONS: Final = (
     "prompt_too_long",
     "queue_full",
     "request_too_large",
+    "unauthorized",
     "unsupported_media_type",
 )
 OTHER_REASON: Final = "other"

@@ -7,7 +7,7 @@ import httpx
 import openai
 import pytest
 
-from app.api.schemas.openai import CompletionRequest
+from app.api.schemas.openai import MAX_TOKEN_IDS, CompletionRequest
 from app.main import create_app
 from snapkv_core import CompressionConfig
 from tests.contract.test_generate_errors import BAD_VALUES, NOT_INTEGERS, check_shape
@@ -25,7 +25,11 @@ BAD: dict[str, list[Any]] = {
     **{name: BAD_VALUES[name] for name in (*SAME, "kernel_size", "pooling", "profile", "snapshot")},
     **{name: [v for v in BAD_VALUES[name] if v is not None] for name in SAME_OR_NULL},
     "model": [None, 1, [], "\ud800", True],
-    "prompt": ["", None, 1, [], ["a"], [1, 2], [[1]], {}, "\ud800", "a\udfffb"],
+    "prompt": [
+        *("", None, 1, [], {}, "\ud800", "a\udfffb", True, 1.5),
+        *([""], ["a", "b"], [[1], [2]], [[]], [["a"]], ["a", 1], [1, "a"], ["\ud800"]),
+        *([1, -1], [1.0], [True], [None], [[1, [2]]]),
+    ],
     "max_tokens": [*NOT_INTEGERS, 0, -1, 4_097],
     "stream_options": [
         True,
@@ -129,6 +133,25 @@ async def test_openais_client_gets_the_answer(
     assert (sampling.n, sampling.stop, sampling.seed) == (2, ("x", "y"), 11)
     assert (sampling.top_k, sampling.ignore_eos) == (3, True)
     assert request.compression == CompressionConfig("snapkv", 100, 8, 5, "avg")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "taken"),
+    [("a b", "a b"), (["a b"], "a b"), ([5, 0, 7], (5, 0, 7)), ([[5, 0, 7]], (5, 0, 7))],
+)
+async def test_one_prompt_comes_in_many_forms(
+    openai_client: openai.AsyncOpenAI, engine: FakeEngine, prompt: Any, taken: object
+) -> None:
+    """Libraries on top of the client send lists of one, and token ids."""
+    answer = await openai_client.completions.create(model="fake", prompt=prompt, max_tokens=1)
+    assert len(answer.choices) == 1
+    assert engine.requests[0].prompt == taken
+
+
+async def test_ids_without_end_are_refused(client: httpx.AsyncClient) -> None:
+    too_many = [1] * (MAX_TOKEN_IDS + 1)
+    answer = await client.post(PATH, json={"model": "fake", "prompt": too_many})
+    assert (answer.status_code, check_shape(answer)["param"]) == (400, "prompt")
 
 
 @pytest.mark.parametrize("is_null", [False, True])

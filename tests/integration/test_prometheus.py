@@ -54,7 +54,16 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
     program = require_tool("prometheus", "SNAPKV_TEST_PROMETHEUS")
     folder = tmp_path_factory.mktemp("prometheus")
     log = folder / "server.log"
-    environment = example_environment(folder) | {"SNAPKV_PRICE_PER_HOUR": "1.8"}
+    model = folder / "model"
+    model.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (model / name).write_text("{}")  # only hashed: the engine is a fake
+    environment = example_environment(folder) | {
+        "SNAPKV_MODEL": str(model),
+        "SNAPKV_MAX_CAPACITY_PROMPT": "512",
+        "SNAPKV_PRICE_PER_HOUR": "1.8",
+        "SNAPKV_SNAPSHOT_MEMORY_BYTES": "1000000",
+    }
     command = ["-m", "tests.support.fake_server", "0", "0.002"]
     with started(command, environment, log) as (process, address):
         wait_until_ready(process, address, log, within_s=60)

@@ -84,6 +84,7 @@ class FakeEngine:
     is_alive: bool = False
     store: KVStore | None = None
     fingerprint: str = ""
+    snapshot_observer: SnapshotObserver | None = None
 
     def take_over(self, config: EngineConfig, observer: EngineObserver) -> "FakeEngine":
         """Stand in for loading: become the engine of an app, which observes it."""
@@ -97,9 +98,9 @@ class FakeEngine:
         policy: SnapshotPolicy,
         observer: SnapshotObserver,
     ) -> None:
-        """Remember the store, and use nothing."""
-        del policy, observer
-        self.store, self.fingerprint = store, fingerprint
+        """Remember the store; from now on each request tells of a lookup and a write."""
+        del policy
+        self.store, self.fingerprint, self.snapshot_observer = store, fingerprint, observer
 
     def start(self) -> None:
         """Start taking work."""
@@ -162,6 +163,9 @@ class FakeEngine:
                 "max_new_tokens", needed_bytes=needed, available_bytes=available
             )
         self.requests.append(request)
+        if self.snapshot_observer is not None:
+            self.snapshot_observer.on_lookup("miss", 0.002, 0)
+            self.snapshot_observer.on_write("stored", 0.02, 1_000)
         self.num_running += 1
         return FakeStream(self, request, words, max_new_tokens)
 

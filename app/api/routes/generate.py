@@ -6,7 +6,7 @@ from dataclasses import replace
 from fastapi import APIRouter, Request, Response
 
 from app.api.delivery import deliver_stream, deliver_whole
-from app.api.dependencies import Parts, RequestTimeout
+from app.api.dependencies import Caller, Parts, RequestTimeout
 from app.api.schemas.errors import ERROR_RESPONSES, ErrorBody
 from app.api.schemas.generate import (
     GenerateRequest,
@@ -31,10 +31,14 @@ router = APIRouter(route_class=StrictJSONRoute, tags=["generate"])
     | {422: {"model": ErrorBody, "description": "A value is not acceptable."}},
 )
 async def generate(
-    body: GenerateRequest, request: Request, parts: Parts, timeout_s: RequestTimeout
+    body: GenerateRequest,
+    request: Request,
+    parts: Parts,
+    caller: Caller,
+    timeout_s: RequestTimeout,
 ) -> Response:
     """Answer with JSON, or with server-sent events when `stream` is true."""
-    given = replace(body.to_input(), timeout_s=timeout_s)
+    given = replace(body.to_input(), timeout_s=timeout_s, caller=caller)
     if body.stream:
         return await deliver_stream(request, parts.generation, given, _frames)
     return await deliver_whole(request, parts.generation, given, to_response)

@@ -13,7 +13,8 @@ from snapkv_core import (
 )
 
 
-def _require_unicode(text: str) -> str:
+def require_unicode(text: str) -> str:
+    """Return a text that can be encoded; raises `ValueError` for any other."""
     # JSON can spell half a surrogate pair; no tokenizer and no UTF-8 answer can.
     try:
         text.encode("utf-8")
@@ -30,7 +31,7 @@ def _as_list(value: Any) -> Any:
     raise ValueError("must be a string or a list of strings")
 
 
-Text = Annotated[str, AfterValidator(_require_unicode)]
+Text = Annotated[str, AfterValidator(require_unicode)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
 

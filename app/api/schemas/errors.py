@@ -45,6 +45,7 @@ class ErrorBody(BaseModel):
 #: Errors that every route that generates may answer with, for the API description.
 ERROR_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
     400: {"model": ErrorBody, "description": "The request can never fit."},
+    401: {"model": ErrorBody, "description": "No known API key was sent."},
     413: {"model": ErrorBody, "description": "The body is too large."},
     415: {"model": ErrorBody, "description": "The body is not declared as JSON."},
     429: {"model": ErrorBody, "description": "The queue is full; see Retry-After."},

@@ -1,13 +1,14 @@
 """Bodies of OpenAI's routes: what their clients send and read, and our knobs as extra fields."""
 
 import json
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
-    StringConstraints,
     ValidationInfo,
     field_validator,
 )
@@ -19,24 +20,39 @@ from app.api.schemas.common import (
     SnapshotField,
     Text,
     Usage,
+    require_unicode,
 )
 from app.services.generation import GenerationInput
-from snapkv_core import FinishReason, InvalidParameterError
+from snapkv_core import ChatMessage, FinishReason, InvalidParameterError
 
-#: Fields that clients and load tools send out of habit -> the one value, beside null, that asks
-#: for nothing; any other would be ignored, which is worse than refused.
-_NEUTRAL: Final[dict[str, object]] = {
-    "best_of": 1,
-    "echo": False,
-    "frequency_penalty": 0,
-    "logit_bias": {},
-    "logprobs": None,
-    "min_p": 0,
-    "min_tokens": 0,
-    "presence_penalty": 0,
-    "repetition_penalty": 1,
-    "suffix": None,
+#: More than any context holds; checking them must not hold up the process.
+MAX_TOKEN_IDS: Final = 1 << 20
+_TOKEN_IDS: Final[dict[str, Any]] = {
+    "type": "array",
+    "items": {"type": "integer", "minimum": 0},
+    "minItems": 1,
+    "maxItems": MAX_TOKEN_IDS,
 }
+
+
+def _one_prompt(value: Any) -> str | tuple[int, ...]:
+    """Return a text, or token ids, from any of the ways in which clients send one prompt."""
+    if isinstance(value, list) and value and isinstance(value[0], str | list):
+        if len(value) > 1:
+            raise ValueError("must be one prompt; send a request for each")
+        value = value[0]
+    if isinstance(value, str):
+        if not value:
+            raise ValueError("must not be empty")
+        return require_unicode(value)
+    if not isinstance(value, list) or not value:
+        raise ValueError("must be a text or a list of token ids, and not empty")
+    if len(value) > MAX_TOKEN_IDS:
+        raise ValueError(f"must have at most {MAX_TOKEN_IDS} token ids")
+    # Not isinstance: in Python true is an integer.
+    if not all(type(token_id) is int and token_id >= 0 for token_id in value):
+        raise ValueError("has a token id that is no integer from 0 on")
+    return tuple(value)
 
 
 class StreamOptions(BaseModel):
@@ -53,19 +69,24 @@ class StreamOptions(BaseModel):
     )
 
 
-class CompletionRequest(SharedFields):
-    """A prompt to continue, as OpenAI's clients send it."""
+class OpenAIRequest(SharedFields):
+    """What the bodies of OpenAI's routes have in common.
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "example": {"model": "demo", "prompt": "The capital of France is", "max_tokens": 16}
-        },
-    )
+    Attributes:
+        NEUTRAL: Fields that clients and load tools send out of habit, and the values beside null
+            that ask for nothing; any other would be ignored, which is worse than refused.
+    """
+
+    NEUTRAL: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "frequency_penalty": (0,),
+        "logit_bias": ({},),
+        "min_p": (0,),
+        "min_tokens": (0,),
+        "presence_penalty": (0,),
+        "repetition_penalty": (1,),
+    }
 
     model: Text = Field(description="Name of the served model; `GET /v1/models` lists it.")
-    prompt: Annotated[Text, StringConstraints(min_length=1)] = Field(
-        description="Text to continue."
-    )
     max_tokens: int | None = Field(
         None, description="Longest answer in tokens; null takes the server's default."
     )
@@ -77,30 +98,28 @@ class CompletionRequest(SharedFields):
     stream: bool | None = Field(None, description="Answer with server-sent events.")
     stream_options: StreamOptions | None = Field(None, description="Only for a stream.")
     user: Text | None = Field(None, description="Accepted and not used.")
-    best_of: int | None = Field(None, description="Only 1.")
-    echo: bool | None = Field(None, description="Only false.")
     frequency_penalty: Number | None = Field(None, description="Only 0.")
     logit_bias: dict[str, Any] | None = Field(None, description="Only empty.")
-    logprobs: None = Field(None, description="Only null.")
     min_p: Number | None = Field(None, description="Only 0.")
     min_tokens: int | None = Field(None, description="Only 0.")
     presence_penalty: Number | None = Field(None, description="Only 0.")
     repetition_penalty: Number | None = Field(None, description="Only 1.")
-    suffix: None = Field(None, description="Only null.")
 
-    @field_validator(*_NEUTRAL, mode="before")
+    @field_validator("*", mode="before")
     @classmethod
     def _require_neutral(cls, value: Any, info: ValidationInfo) -> Any:
-        assert info.field_name is not None, "a field's validator is told its field"
-        neutral = _NEUTRAL[info.field_name]
-        # In Python false is 0 and true is 1; in JSON they are not.
-        is_neutral = value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
-        if value is None or is_neutral:
+        neutral = cls.NEUTRAL.get(info.field_name or "")
+        if neutral is None or value is None:
             return value
-        hint = "" if neutral is None else f" or {json.dumps(neutral)}"
+        # In Python false is 0 and true is 1; in JSON they are not.
+        if any(
+            value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral
+        ):
+            return value
+        hint = "".join(f" or {json.dumps(one)}" for one in neutral)
         raise ValueError(f"is not supported; leave it out or send null{hint}")
 
-    def to_input(self) -> GenerationInput:
+    def input_of(self, prompt: str | tuple[int, ...] | tuple[ChatMessage, ...]) -> GenerationInput:
         """Return what the service takes.
 
         Raises:
@@ -109,7 +128,7 @@ class CompletionRequest(SharedFields):
         if self.stream_options is not None and not self.stream:
             raise InvalidParameterError("stream_options", "is only for stream: true")
         return GenerationInput(
-            prompt=self.prompt,
+            prompt=prompt,
             sampling={
                 "max_new_tokens": self.max_tokens,
                 "temperature": 1.0 if self.temperature is None else self.temperature,
@@ -121,6 +140,43 @@ class CompletionRequest(SharedFields):
             profile=self.profile,
             may_use_snapshots=self.may_use_snapshots,
         )
+
+
+class CompletionRequest(OpenAIRequest):
+    """A prompt to continue, as OpenAI's clients send it."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "example": {"model": "demo", "prompt": "The capital of France is", "max_tokens": 16}
+        },
+    )
+    NEUTRAL: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        **OpenAIRequest.NEUTRAL,
+        "best_of": (1,),
+        "echo": (False,),
+        "logprobs": (),
+        "suffix": (),
+    }
+
+    prompt: Annotated[Any, AfterValidator(_one_prompt)] = Field(
+        description="Text to continue, or its token ids; a list of one prompt is that prompt.",
+        json_schema_extra={
+            "anyOf": [
+                {"type": "string", "minLength": 1},
+                _TOKEN_IDS,
+                {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 1},
+                {"type": "array", "items": _TOKEN_IDS, "minItems": 1, "maxItems": 1},
+            ]
+        },
+    )
+    best_of: int | None = Field(None, description="Only 1.")
+    echo: bool | None = Field(None, description="Only false.")
+    logprobs: None = Field(None, description="Only null.")
+    suffix: None = Field(None, description="Only null.")
+
+    def to_input(self) -> GenerationInput:
+        """Return what the service takes; see `input_of`."""
+        return self.input_of(self.prompt)
 
 
 class CompletionChoice(BaseModel):

@@ -165,7 +165,13 @@ def test_silent_server_is_given_up(s3: FakeS3, manifest: Manifest, folder: Path)
     """A socket's own time limit ends it; it is long enough for answers on a busy machine."""
     del manifest  # only stored
     silence = threading.Event()
-    s3.fault_of = lambda request: Fault(send_bytes=10, hold=silence) if request.start == 0 else None
+
+    def fall_silent(request: S3Request) -> Fault | None:
+        # Of one file: after a whole answer, the next request on its connection would get none.
+        is_weights = request.key == LOCATION.key_of(WEIGHTS)
+        return Fault(send_bytes=10, hold=silence) if is_weights and request.start == 0 else None
+
+    s3.fault_of = fall_silent
     limits = DownloadLimits(max_attempts=1)
     assert "broke off (ReadTimeoutError)" in refusal(folder, limits, read_timeout_s=2.0)
     silence.set()

@@ -1,0 +1,111 @@
+"""How each of OpenAI's routes words an answer, whole and in chunks."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from pydantic import BaseModel
+
+from app.api.schemas.chat import (
+    ChatAnswer,
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatDelta,
+)
+from app.api.schemas.openai import Completion, CompletionChoice
+from app.services.generation import ChoiceResult
+from snapkv_core import TokenEvent
+
+
+class OpenAIForm(Protocol):
+    """The words of one route; `fields` are those that all answers have."""
+
+    def whole(self, choices: Sequence[ChoiceResult], fields: Mapping[str, Any]) -> BaseModel:
+        """Return the answer to a request that does not stream."""
+
+    def chunk(self, choices: Sequence[Any], fields: Mapping[str, Any]) -> BaseModel:
+        """Return a chunk with some pieces, or with none."""
+
+    def opening(self, index: int) -> list[Any]:
+        """Return the pieces that come before an answer's first text."""
+
+    def piece(self, event: TokenEvent) -> Any:
+        """Return the piece that an event brings."""
+
+
+class CompletionForm:
+    """`/v1/completions`: the text itself."""
+
+    def whole(self, choices: Sequence[ChoiceResult], fields: Mapping[str, Any]) -> Completion:
+        """See `OpenAIForm.whole`."""
+        return self.chunk(
+            [
+                CompletionChoice(
+                    index=choice.index,
+                    text=choice.text,
+                    logprobs=None,
+                    finish_reason=choice.finish_reason,
+                )
+                for choice in choices
+            ],
+            fields,
+        )
+
+    def chunk(self, choices: Sequence[CompletionChoice], fields: Mapping[str, Any]) -> Completion:
+        """See `OpenAIForm.chunk`; it has the shape of a whole answer."""
+        return Completion(object="text_completion", choices=list(choices), **fields)
+
+    def opening(self, index: int) -> list[CompletionChoice]:
+        """See `OpenAIForm.opening`."""
+        del index
+        return []
+
+    def piece(self, event: TokenEvent) -> CompletionChoice:
+        """See `OpenAIForm.piece`."""
+        return CompletionChoice(
+            index=event.choice_index,
+            text=event.text,
+            logprobs=None,
+            finish_reason=event.finish_reason,
+        )
+
+
+class ChatForm:
+    """`/v1/chat/completions`: messages of the assistant."""
+
+    def whole(self, choices: Sequence[ChoiceResult], fields: Mapping[str, Any]) -> ChatCompletion:
+        """See `OpenAIForm.whole`."""
+        return ChatCompletion(
+            object="chat.completion",
+            choices=[
+                ChatChoice(
+                    index=choice.index,
+                    message=ChatAnswer(role="assistant", content=choice.text, refusal=None),
+                    logprobs=None,
+                    finish_reason=choice.finish_reason,
+                )
+                for choice in choices
+            ],
+            **fields,
+        )
+
+    def chunk(
+        self, choices: Sequence[ChatChunkChoice], fields: Mapping[str, Any]
+    ) -> ChatCompletionChunk:
+        """See `OpenAIForm.chunk`."""
+        return ChatCompletionChunk(object="chat.completion.chunk", choices=list(choices), **fields)
+
+    def opening(self, index: int) -> list[ChatChunkChoice]:
+        """See `OpenAIForm.opening`: who speaks."""
+        delta = ChatDelta(role="assistant", content="")
+        return [ChatChunkChoice(index=index, delta=delta, logprobs=None, finish_reason=None)]
+
+    def piece(self, event: TokenEvent) -> ChatChunkChoice:
+        """See `OpenAIForm.piece`."""
+        return ChatChunkChoice(
+            index=event.choice_index,
+            delta=ChatDelta(content=event.text) if event.text else ChatDelta(),
+            logprobs=None,
+            finish_reason=event.finish_reason,
+        )
