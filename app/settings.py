@@ -26,6 +26,9 @@ from snapkv_core import (
 ENV_PREFIX: Final = "SNAPKV_"
 #: Variables of the test suite, which share a shell with the service's.
 TEST_PREFIX: Final = "SNAPKV_TEST_"
+#: Key that the command sends to a server. Not the one that OpenAI's clients read, which would go
+#: to whatever server is named.
+CLIENT_KEY: Final = "SNAPKV_CLIENT_KEY"
 ENV_FILE: Final = ".env"
 DEMO_MODEL: Final = "demo"
 
@@ -388,4 +391,4 @@ def _reject_misspelled(env_file: str | Path | None) -> None:
 def _is_not_ours(name: str) -> bool:
     value = os.environ.get(name, "")
     is_link = _SERVICE_LINK.fullmatch(name) or value.startswith(("tcp://", "udp://"))
-    return bool(is_link) or name.upper().startswith(TEST_PREFIX)
+    return bool(is_link) or name.upper().startswith(TEST_PREFIX) or name.upper() == CLIENT_KEY

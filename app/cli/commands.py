@@ -14,7 +14,7 @@ from app.cli.settings_doc import settings_table
 from app.cli.snapshots import snapshots_app
 from app.cli.weights import app as weights
 from app.integrations.aws.secrets import SecretReader
-from app.settings import SettingsError, load_settings
+from app.settings import CLIENT_KEY, SettingsError, load_settings
 from snapkv_core import (
     COMPRESSION_METHODS,
     POOLINGS,
@@ -81,7 +81,7 @@ def generate(
     ] = False,
     api_key: Annotated[
         str | None,
-        typer.Option(envvar="OPENAI_API_KEY", help="Key for --url; better in the environment."),
+        typer.Option(envvar=CLIENT_KEY, help="Key for --url; better in the environment."),
     ] = None,
 ) -> None:
     """Continue one prompt and report what compressing its KV cache did."""

@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from app.cli import commands
 from app.main import create_app
-from app.settings import Settings
+from app.settings import Settings, load_settings
 from snapkv_core import ModelLoadError
 from tests.support.app_client import listening, settings_for_tests
 from tests.support.aws import moto_server, plain_client, use_aws
@@ -33,26 +34,40 @@ def snapkv(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
     return Command(monkeypatch, capsys)
 
 
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
+@contextmanager
+def served(**settings: Any) -> Iterator[str]:
     """Serve a fake engine from a thread, as the command blocks."""
     found: list[str] = []
     ready, done = threading.Event(), threading.Event()
 
     async def serve() -> None:
-        async with listening(create_app(settings_for_tests(), FakeEngine())) as url:
+        async with listening(create_app(settings_for_tests(**settings), FakeEngine())) as url:
             found.append(url)
             ready.set()
             await asyncio.to_thread(done.wait)
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),))
-    # Its log would otherwise be part of what the command printed.
-    with captured_log():
-        thread.start()
-        assert ready.wait(10)
+    thread.start()
+    assert ready.wait(10)
+    try:
         yield found[0]
+    finally:
         done.set()
         thread.join()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quiet() -> Iterator[None]:
+    """Keep the servers' logs out of what the command prints."""
+    with captured_log():
+        yield
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """Serve for the whole file."""
+    with served() as url:
+        yield url
 
 
 @pytest.mark.parametrize("how", ["--prompt", "--file", "stdin"])
@@ -112,6 +127,23 @@ def test_input_that_is_not_text_is_refused(snapkv: Command) -> None:
     """Binary on standard input is a mistake, not a prompt."""
     status, _, err = snapkv("generate", "--file", "-", stdin=b"\xff\xfe")
     assert (status, err.count("\n")) == (2, 1)
+
+
+def test_key_for_a_server_comes_from_the_environment(
+    snapkv: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It is no setting of the service, and the key of OpenAI's own client is not sent."""
+    key = "key-of-team-a-0123"
+    monkeypatch.chdir(tmp_path)
+    with served(api_keys=[key]) as url:
+        ask = ("generate", "--prompt", "a b", "--url", url)
+        monkeypatch.setenv("OPENAI_API_KEY", key)
+        status, _, err = snapkv(*ask)
+        assert status == 1
+        assert "a known API key is needed" in err
+        monkeypatch.setenv("SNAPKV_CLIENT_KEY", key)
+        assert snapkv(*ask)[:2] == (0, " a b\n")
+    load_settings(env_file=None)
 
 
 def test_failures_exit_1(snapkv: Command, url: str) -> None:
