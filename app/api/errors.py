@@ -70,7 +70,9 @@ _OUR_NAMES: Final = re.compile(r"\b(?:" + "|".join(_OPENAI_NAMES) + r")\b")
 _SENT_NAMES: Final = "sent_names"
 #: Whose fields are suggested where a name is misspelt.
 _BODIES: Final[Mapping[str, type[BaseModel]]] = {
+    "/generate": GenerateRequest,
     "/v1/chat/completions": ChatCompletionRequest,
+    "/v1/completions": CompletionRequest,
 }
 
 #: Kinds of pydantic's errors, in words of JSON instead of Python.
@@ -123,8 +125,8 @@ def reply_for(request: Request, error: Exception) -> ErrorReply:
     is_openai = request.url.path.startswith(OPENAI_PREFIX)
     reply = _reply(500, SERVER, "internal_error", "an internal error; the request can be retried")
     if isinstance(error, RequestValidationError):
-        body = _BODIES.get(request.url.path, CompletionRequest if is_openai else GenerateRequest)
-        reply = _validation(error, body.model_fields)
+        body = _BODIES.get(request.url.path)
+        reply = _validation(error, () if body is None else body.model_fields)
     else:
         for kind, build in _TABLE:
             if isinstance(error, kind):

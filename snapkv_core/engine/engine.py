@@ -10,6 +10,7 @@ from torch import Tensor
 from snapkv_core.config import CompressionConfig, EngineConfig
 from snapkv_core.engine.admission import RequestPreparer
 from snapkv_core.engine.finding import NOT_LOOKED_UP, Finding
+from snapkv_core.engine.observing import tell
 from snapkv_core.engine.parts import build_parts
 from snapkv_core.engine.request_state import RequestState
 from snapkv_core.engine.scoring import Scorer
@@ -201,7 +202,7 @@ class Engine:
         for seq_id, token_id in result.token_ids.items():
             events += self._token_events(self._sequences[seq_id], token_id)
         stats = step_stats(plan, result, self.spec.num_layers, time.monotonic() - start_s)
-        self._tell("on_step", stats)
+        tell(self.observer, "on_step", stats)
         return events
 
     def generate(self, request: GenerationRequest) -> RequestOutput:
@@ -324,7 +325,7 @@ class Engine:
         state = self._requests[group[0].request_id]
         self._give_snapshot(state, part.seq_id)
         state.report = self._runner.take_report(part.seq_id)
-        self._tell("on_prompt_compressed", state.request_id, state.report)
+        tell(self.observer, "on_prompt_compressed", state.request_id, state.report)
         self._runner.sample(logits.expand(len(group), -1), group, tokens, failures)
 
     def _give_snapshot(self, state: RequestState, seq_id: int) -> None:
@@ -374,21 +375,12 @@ class Engine:
             del self._sequences[sequence.seq_id]
         if event.summary is not None:
             self._requests.pop(event.request_id).give_snapshot(None)
-            self._tell("on_request_finished", event.summary)
+            tell(self.observer, "on_request_finished", event.summary)
 
     def _naming(self, seq_ids: tuple[int, ...]) -> dict[str, str]:
         """Name the requests of some sequences, for a log line about them."""
         request_ids = {self._sequences[seq_id].request_id: None for seq_id in seq_ids}
         return {"request_id": ",".join(request_ids)}
-
-    def _tell(self, method: str, *arguments: object) -> None:
-        """Call the observer; its failure is its own."""
-        if self.observer is None:
-            return
-        try:
-            getattr(self.observer, method)(*arguments)
-        except Exception:
-            _logger.exception("the observer failed in %s", method)
 
 
 def _describe(error: Exception) -> str:

@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 
 from snapkv_core.engine.fetch_speed import FetchSpeed
 from snapkv_core.engine.finding import Finding
+from snapkv_core.engine.observing import tell
 from snapkv_core.engine.snapshot_writer import SnapshotWriter, WriteOutcome
 from snapkv_core.errors import SnapshotError, StoreError
 from snapkv_core.events import SnapshotStats, SnapshotUse
@@ -157,7 +158,7 @@ class SnapshotCache:
         self._is_closed = False
         self._writer = SnapshotWriter(
             store,
-            self._tell_write,
+            partial(tell, observer, "on_write"),
             body=self._policy.body,
             max_bytes_per_s=self._policy.max_write_bytes_per_s,
             max_pending_bytes=self._policy.max_pending_bytes,
@@ -267,7 +268,7 @@ class SnapshotCache:
 
     async def _look_up(self, place: _Place, identity: SnapshotIdentity) -> PromptSnapshot | None:
         if not self.breaker.allows_call():
-            self._tell_lookup("held_back", 0.0, 0)
+            tell(self._observer, "on_lookup", "held_back", 0.0, 0)
             return None
         start_s = time.monotonic()
         outcome: LookupOutcome = "failed"
@@ -292,7 +293,7 @@ class SnapshotCache:
             _logger.exception("looking a snapshot up failed")
         seconds = time.monotonic() - start_s
         self._learn(outcome, seconds, snapshot)
-        self._tell_lookup(outcome, seconds, num_bytes)
+        tell(self._observer, "on_lookup", outcome, seconds, num_bytes)
         return snapshot
 
     def _fetch(
@@ -336,20 +337,6 @@ class SnapshotCache:
         if snapshot is not None:
             self._held[place] = snapshot
         flight.land(snapshot)
-
-    def _tell_lookup(self, outcome: LookupOutcome, seconds: float, num_bytes: int) -> None:
-        if self._observer is not None:
-            try:
-                self._observer.on_lookup(outcome, seconds, num_bytes)
-            except Exception:
-                _logger.exception("the observer of snapshots failed")
-
-    def _tell_write(self, outcome: WriteOutcome, seconds: float, num_bytes: int) -> None:
-        if self._observer is not None:
-            try:
-                self._observer.on_write(outcome, seconds, num_bytes)
-            except Exception:
-                _logger.exception("the observer of snapshots failed")
 
 
 def _post(

@@ -11,6 +11,7 @@ from app.api.schemas.chat import MAX_PARTS, ChatCompletionRequest
 from snapkv_core import ChatMessage, CompressionConfig
 from tests.contract.test_generate_errors import BAD_VALUES, NOT_INTEGERS, check_shape
 from tests.contract.test_openai import BAD as BAD_COMPLETION
+from tests.contract.test_openai import send
 from tests.contract.test_openai_stream import chunks_of
 from tests.support.fake_engine import UNKNOWN_ROLE, FakeEngine
 
@@ -53,12 +54,6 @@ CASES = [
     for field, values in BAD.items()
     for number, value in enumerate(values)
 ]
-
-
-def send(client: httpx.AsyncClient, body: dict[str, Any]) -> Any:
-    """Post a body as it is, half surrogate pairs included."""
-    content = json.dumps(body).encode("utf-8", "surrogatepass")
-    return client.post(PATH, content=content, headers={"Content-Type": "application/json"})
 
 
 async def test_answer_has_exactly_openais_fields_and_two_more(client: httpx.AsyncClient) -> None:
@@ -217,9 +212,9 @@ async def test_bad_value_is_a_400_that_names_the_field(
 ) -> None:
     """Never a 422, never ignored; the next request works."""
     stream = {"stream": True} if field == "stream_options" else {}
-    answer = await send(client, {"model": "fake", "messages": HELLO, **stream, field: value})
+    answer = await send(client, {"model": "fake", "messages": HELLO, **stream, field: value}, PATH)
     assert answer.status_code == 400, answer.text
     related = {"window_size": "max_capacity_prompt"}  # capacity and window are one pair
     assert check_shape(answer)["param"].partition(".")[0] in (field, related.get(field))
     assert engine.requests == []
-    assert (await send(client, {"model": "fake", "messages": HELLO})).status_code == 200
+    assert (await send(client, {"model": "fake", "messages": HELLO}, PATH)).status_code == 200

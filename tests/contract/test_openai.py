@@ -59,10 +59,10 @@ CASES = [
 ]
 
 
-def send(client: httpx.AsyncClient, body: dict[str, Any]) -> Any:
+def send(client: httpx.AsyncClient, body: dict[str, Any], path: str = PATH) -> Any:
     """Post a body as it is, half surrogate pairs and infinities included."""
     content = json.dumps(body).encode("utf-8", "surrogatepass")
-    return client.post(PATH, content=content, headers={"Content-Type": "application/json"})
+    return client.post(path, content=content, headers={"Content-Type": "application/json"})
 
 
 async def test_answer_has_exactly_openais_fields_and_two_more(client: httpx.AsyncClient) -> None:

@@ -5,9 +5,9 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
-from app.api.schemas.common import KVCacheInfo, SnapshotField, Text, Usage
+from app.api.schemas.common import Text
 from app.api.schemas.generate import MAX_MESSAGES
-from app.api.schemas.openai import OpenAIRequest
+from app.api.schemas.openai import OpenAIAnswer, OpenAIRequest
 from app.services.generation import GenerationInput
 from snapkv_core import ChatMessage, FinishReason, InvalidParameterError
 
@@ -157,25 +157,14 @@ class ChatChunkChoice(BaseModel):
     finish_reason: FinishReason | None = Field(description="Null until the answer's last piece.")
 
 
-class _ChatFields(BaseModel):
-    id: str = Field(description="The request's X-Request-Id, with a suffix while that is in use.")
-    created: int = Field(description="When it was asked for, seconds since 1970.")
-    model: str
-    usage: Usage | None = Field(default=None, description="In a stream only if asked for.")
-    kv_cache: KVCacheInfo | None = Field(
-        default=None, description="What compression did to the prompt; no field of OpenAI's."
-    )
-    snapshot: SnapshotField | None = Field(default=None)
-
-
-class ChatCompletion(_ChatFields):
+class ChatCompletion(OpenAIAnswer):
     """The answer of `POST /v1/chat/completions`."""
 
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
 
 
-class ChatCompletionChunk(_ChatFields):
+class ChatCompletionChunk(OpenAIAnswer):
     """A chunk of its stream."""
 
     object: Literal["chat.completion.chunk"]

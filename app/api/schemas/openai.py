@@ -188,19 +188,26 @@ class CompletionChoice(BaseModel):
     finish_reason: FinishReason | None = Field(description="Null until the answer's last piece.")
 
 
-class Completion(BaseModel):
-    """The answer of `POST /v1/completions`, and every chunk of its stream."""
+class OpenAIAnswer(BaseModel):
+    """What answers and chunks of OpenAI's routes have in common."""
 
     id: str = Field(description="The request's X-Request-Id, with a suffix while that is in use.")
-    object: Literal["text_completion"]
+    object: str
     created: int = Field(description="When it was asked for, seconds since 1970.")
     model: str
-    choices: list[CompletionChoice]
+    choices: list[Any]
     usage: Usage | None = Field(default=None, description="In a stream only if asked for.")
     kv_cache: KVCacheInfo | None = Field(
         default=None, description="What compression did to the prompt; no field of OpenAI's."
     )
     snapshot: SnapshotField | None = Field(default=None)
+
+
+class Completion(OpenAIAnswer):
+    """The answer of `POST /v1/completions`, and every chunk of its stream."""
+
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
 
 
 class Model(BaseModel):
