@@ -33,6 +33,8 @@ class GenerationRequest:
         explain: Report how many layer-heads kept each prompt token.
         timeout_s: Seconds after submission at which the request is ended, finished or not; None
             takes the engine's own limit, and a longer one is cut to it.
+        echo: Begin each answer's text with the prompt, and report its tokens' log-probabilities
+            where those of the answer are reported.
         snapshot_namespace: Tenant whose snapshots it may use and adds to; None keeps out of the
             store.
     """
@@ -43,6 +45,7 @@ class GenerationRequest:
     compression: CompressionConfig
     explain: bool = False
     timeout_s: float | None = None
+    echo: bool = False
     snapshot_namespace: str | None = None
 
 
@@ -137,6 +140,34 @@ class RequestSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token and how likely the model thought it.
+
+    Attributes:
+        token_id: The token.
+        token: The bytes it stands for; maybe half a character.
+        logprob: Natural logarithm of its probability, minus infinity at the least.
+    """
+
+    token_id: int
+    token: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class PositionLogprobs:
+    """What the model thought of one position.
+
+    Attributes:
+        chosen: The token that is there.
+        top: The likeliest ones, the likeliest first; as many as were asked for.
+    """
+
+    chosen: TokenLogprob
+    top: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TokenEvent:
     """A piece of one choice's answer.
 
@@ -148,6 +179,10 @@ class TokenEvent:
         finish_reason: Set on the choice's last event.
         summary: Set on the request's last event.
         error: What went wrong, when `finish_reason` is `error` or `deadline`.
+        error_field: The parameter that the error is about, where one that the caller sent is.
+        logprobs: One for each of `token_ids`, where the request asked for them.
+        prompt_logprobs: One for each token of the prompt, None for the first, on the first event
+            of a choice, where the request asked for them.
     """
 
     request_id: str
@@ -157,6 +192,9 @@ class TokenEvent:
     finish_reason: FinishReason | None = None
     summary: RequestSummary | None = None
     error: str | None = None
+    error_field: str | None = None
+    logprobs: tuple[PositionLogprobs, ...] = ()
+    prompt_logprobs: tuple[PositionLogprobs | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Frozen, validated sampling parameters of one request."""
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,6 +11,10 @@ MAX_CHOICES: Final = 16
 MAX_STOP_STRINGS: Final = 16
 MAX_STOP_CHARS: Final = 1_024
 MAX_SEED: Final = 2**63 - 1
+MAX_TOP_LOGPROBS: Final = 20
+MAX_BIASED_TOKENS: Final = 1_024
+MAX_BIAS: Final = 100.0
+MAX_PENALTY: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +31,13 @@ class SamplingParams:
         n: Answers to generate from one prefill.
         stop: Strings that end the answer; none of them appears in it.
         ignore_eos: Go on after an end-of-sequence token, for load tests.
+        presence_penalty: Taken from the logits of tokens that the answer has already.
+        frequency_penalty: Taken from a token's logit once for each time the answer has it.
+        logit_bias: Token ids and what is added to their logits, each id once.
+        logprobs: How many of the likeliest tokens each of the answer's tokens is reported with,
+            beside its own log-probability; None reports nothing. They are the model's own,
+            before bias, penalties, temperature and JSON schema.
+        json_schema: JSON text of a schema that the answer must match; None leaves it free.
 
     Raises:
         InvalidParameterError: A value is out of its range; names the field.
@@ -39,6 +51,11 @@ class SamplingParams:
     n: int = 1
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    json_schema: str | None = None
 
     def __post_init__(self) -> None:
         if self.max_new_tokens is not None:
@@ -51,6 +68,25 @@ class SamplingParams:
         require_number("top_p", self.top_p, low=0.0, high=1.0)
         if self.top_p == 0.0:
             raise InvalidParameterError("top_p", "must be greater than 0")
+        for name in ("presence_penalty", "frequency_penalty"):
+            require_number(name, getattr(self, name), low=-MAX_PENALTY, high=MAX_PENALTY)
+        if self.logprobs is not None:
+            require_int("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS)
+        self._check_stop()
+        self._check_bias()
+        if self.json_schema is not None:
+            for name, is_given in (("stop", self.stop), ("ignore_eos", self.ignore_eos)):
+                if is_given:
+                    raise InvalidParameterError(
+                        name, "cannot be used with json_schema, which says itself where it ends"
+                    )
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether the model's logits are changed before a token is chosen."""
+        return bool(self.logit_bias or self.presence_penalty or self.frequency_penalty)
+
+    def _check_stop(self) -> None:
         if isinstance(self.stop, str):
             raise InvalidParameterError("stop", "must be a tuple of strings, not one string")
         if len(self.stop) > MAX_STOP_STRINGS:
@@ -62,3 +98,17 @@ class SamplingParams:
                 raise InvalidParameterError(
                     "stop", f"each string has 1 to {MAX_STOP_CHARS} characters, got {len(text)}"
                 )
+
+    def _check_bias(self) -> None:
+        if len(self.logit_bias) > MAX_BIASED_TOKENS:
+            raise InvalidParameterError(
+                "logit_bias", f"at most {MAX_BIASED_TOKENS} tokens, got {len(self.logit_bias)}"
+            )
+        for token_id, bias in self.logit_bias:
+            if not (math.isfinite(bias) and -MAX_BIAS <= bias <= MAX_BIAS):
+                raise InvalidParameterError(
+                    "logit_bias",
+                    f"the bias of token {token_id} must be from {-MAX_BIAS:g} to {MAX_BIAS:g}",
+                )
+        if len({token_id for token_id, _ in self.logit_bias}) < len(self.logit_bias):
+            raise InvalidParameterError("logit_bias", "names a token twice")

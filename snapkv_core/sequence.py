@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
 from snapkv_core.config import CompressionConfig
 from snapkv_core.sampling_params import SamplingParams
@@ -27,6 +28,20 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
+class TokenConstraint(Protocol):
+    """What an answer is held to, one token after another."""
+
+    def allowed(self) -> bytes:
+        """Return a byte per token of the vocabulary, 0 for those that must not come next.
+
+        Raises:
+            InvalidParameterError: None may.
+        """
+
+    def accept(self, token_id: int) -> None:
+        """Go on behind a token that was allowed."""
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """A token stream; the engine thread owns and changes it.
@@ -39,6 +54,8 @@ class Sequence:
         sampling: Sampling parameters with `max_new_tokens` and `seed` filled in.
         compression: How its prompt's KV is compressed.
         explain: Whether the report names the prompt tokens that were kept.
+        wants_prompt_logprobs: Whether the prompt's own tokens are reported with log-probabilities.
+        constraint: What the answer is held to; None leaves it free.
         is_restored: Whether its prompt's KV comes out of a snapshot, so that no model reads it.
         output_ids: Tokens generated so far.
         status: Stage of its life.
@@ -58,6 +75,8 @@ class Sequence:
     deadline_s: float = math.inf
     choice_index: int = 0
     explain: bool = False
+    wants_prompt_logprobs: bool = False
+    constraint: TokenConstraint | None = None
     is_restored: bool = False
     output_ids: list[int] = field(default_factory=list)
     status: SequenceStatus = SequenceStatus.WAITING

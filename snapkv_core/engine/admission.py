@@ -6,15 +6,20 @@ import secrets
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import cast
+from typing import Final, cast
 
 from snapkv_core.config import EngineConfig
+from snapkv_core.engine.constraint import SchemaCompiler
 from snapkv_core.engine.memory_ledger import MemoryLedger
 from snapkv_core.errors import InvalidParameterError, PromptTooLongError
 from snapkv_core.events import ChatMessage, GenerationRequest
 from snapkv_core.models.spec import ModelSpec
 from snapkv_core.models.tokenizer import Tokenizer
-from snapkv_core.sequence import Sequence
+from snapkv_core.sampling_params import SamplingParams
+from snapkv_core.sequence import Sequence, TokenConstraint
+
+#: The head runs on them in one step, while everybody else waits.
+MAX_ECHO_LOGPROBS_TOKENS: Final = 2_048
 
 
 class RequestPreparer:
@@ -27,6 +32,7 @@ class RequestPreparer:
         self._spec = spec
         self._tokenizer = tokenizer
         self._ledger = ledger
+        self._compiler = SchemaCompiler(tokenizer.vocabulary)
         self._seq_ids: Iterator[int] = itertools.count(1)
 
     def prepare(
@@ -57,6 +63,8 @@ class RequestPreparer:
             max_new_tokens=self._max_new_tokens(request, len(prompt_ids), field),
             seed=secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed,
         )
+        wants_prompt_logprobs = self._require_reportable(request, len(prompt_ids))
+        constraints = self._constraints(sampling)
         timeout_s = min(request.timeout_s or math.inf, self._config.request_timeout_s)
         group = tuple(
             Sequence(
@@ -69,12 +77,44 @@ class RequestPreparer:
                 deadline_s=arrival_s + timeout_s,
                 choice_index=choice_index,
                 explain=request.explain,
+                wants_prompt_logprobs=wants_prompt_logprobs,
+                constraint=constraint,
             )
-            for choice_index in range(sampling.n)
+            for choice_index, constraint in enumerate(constraints)
         )
         is_compressed = request.compression.compresses(len(prompt_ids))
         self._ledger.require_possible(group, "max_capacity_prompt" if is_compressed else field)
         return group
+
+    def _require_reportable(self, request: GenerationRequest, num_prompt_tokens: int) -> bool:
+        """Check what a request wants to be told; returns whether the prompt's tokens are in it."""
+        sampling = request.sampling
+        too_high = [token_id for token_id, _ in sampling.logit_bias if not self._is_token(token_id)]
+        if too_high:
+            raise InvalidParameterError(
+                "logit_bias",
+                f"token ids run from 0 to {self._spec.vocab_size - 1}, got {too_high[0]}",
+            )
+        if sampling.logprobs is None:
+            return False
+        self._tokenizer.vocabulary()  # made here, since the engine's thread has no time for it
+        if request.echo and num_prompt_tokens > MAX_ECHO_LOGPROBS_TOKENS:
+            raise InvalidParameterError(
+                "echo",
+                f"with logprobs it takes prompts of at most {MAX_ECHO_LOGPROBS_TOKENS} tokens, got "
+                f"{num_prompt_tokens}",
+            )
+        return request.echo
+
+    def _constraints(self, sampling: SamplingParams) -> tuple[TokenConstraint | None, ...]:
+        """Return what each choice is held to."""
+        if sampling.json_schema is None:
+            return (None,) * sampling.n
+        constraint = self._compiler.compile(sampling.json_schema)
+        return tuple(constraint.copy() for _ in range(sampling.n))
+
+    def _is_token(self, token_id: int) -> bool:
+        return 0 <= token_id < self._spec.vocab_size
 
     def _encode(self, request: GenerationRequest, field: str) -> tuple[int, ...]:
         if isinstance(request.prompt, str):
@@ -88,7 +128,7 @@ class RequestPreparer:
             prompt_ids = tuple(self._tokenizer.encode(text, add_special_tokens=False))
         else:
             prompt_ids = cast(tuple[int, ...], request.prompt)
-            if not all(0 <= token_id < self._spec.vocab_size for token_id in prompt_ids):
+            if not all(map(self._is_token, prompt_ids)):
                 raise InvalidParameterError(
                     field, f"token ids run from 0 to {self._spec.vocab_size - 1}"
                 )

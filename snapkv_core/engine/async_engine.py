@@ -271,6 +271,9 @@ class AsyncEngine:
         self, request: GenerationRequest, leader: Sequence, identity: SnapshotIdentity | None
     ) -> Finding:
         namespace = request.snapshot_namespace
+        # A snapshot does not have what the log-probabilities of a prompt are made from.
+        if leader.wants_prompt_logprobs:
+            return NOT_LOOKED_UP
         if self._snapshots is None or identity is None or namespace is None:
             return NOT_LOOKED_UP
         return await self._snapshots.find(leader, identity, namespace)

@@ -4,17 +4,24 @@ import logging
 import time
 from typing import Any, Final
 
-import torch
 from torch import Tensor
 
 from snapkv_core.config import CompressionConfig, EngineConfig
 from snapkv_core.engine.admission import RequestPreparer
 from snapkv_core.engine.finding import NOT_LOOKED_UP, Finding
+from snapkv_core.engine.model_runner import Sampled, failure_of
 from snapkv_core.engine.observing import tell
 from snapkv_core.engine.parts import build_parts
 from snapkv_core.engine.request_state import RequestState
 from snapkv_core.engine.scoring import Scorer
-from snapkv_core.engine.step_plan import PrefillSlice, StepPlan, StepResult, step_stats
+from snapkv_core.engine.step_plan import (
+    PrefillSlice,
+    RawLogprobs,
+    StepFailure,
+    StepPlan,
+    StepResult,
+    step_stats,
+)
 from snapkv_core.errors import (
     GenerationFailedError,
     InvalidParameterError,
@@ -187,7 +194,7 @@ class Engine:
         """End every request with an error and free its memory."""
         events = []
         for state in list(self._requests.values()):
-            events += self._end(state.group, FinishReason.ERROR, error)
+            events += self._end(state.group, FinishReason.ERROR, StepFailure(error))
         return events
 
     def step(self) -> list[TokenEvent]:
@@ -196,11 +203,12 @@ class Engine:
         events = self._end_overdue(start_s)
         plan = self._scheduler.plan()
         result = self._execute(plan)
-        for seq_id, error in result.failures.items():
-            events += self._end((self._sequences[seq_id],), FinishReason.ERROR, error)
+        for seq_id, failure in result.failures.items():
+            events += self._end((self._sequences[seq_id],), FinishReason.ERROR, failure)
         self._scheduler.commit(plan, result)
         for seq_id, token_id in result.token_ids.items():
-            events += self._token_events(self._sequences[seq_id], token_id)
+            found = result.logprobs.get(seq_id)
+            events += self._token_events(self._sequences[seq_id], token_id, found)
         stats = step_stats(plan, result, self.spec.num_layers, time.monotonic() - start_s)
         tell(self.observer, "on_step", stats)
         return events
@@ -278,42 +286,42 @@ class Engine:
             by_request.setdefault(sequence.request_id, []).append(sequence)
         events = []
         for late in by_request.values():
-            events += self._end(tuple(late), FinishReason.DEADLINE, _OVERDUE)
+            events += self._end(tuple(late), FinishReason.DEADLINE, StepFailure(_OVERDUE))
         return events
 
     def _execute(self, plan: StepPlan) -> StepResult:
         """Run both halves of a plan; what raises fails the sequences it touched and no others."""
-        tokens: dict[int, int] = {}
-        failures: dict[int, str] = {}
+        sampled = Sampled()
         start_s = time.monotonic()
         if plan.prefill:
             try:
                 for part in plan.prefill:
-                    self._read(part, tokens, failures)
+                    self._read(part, sampled)
                 # The pacer learns from times, and a GPU's work is only queued so far.
                 self._runner.wait_for_device()
             except Exception as error:
                 touched = plan.prefill[0].touched_ids
                 _logger.exception("prefill slice failed", extra=self._naming(touched))
-                failures.update(dict.fromkeys(touched, _describe(error)))
+                sampled.fail(touched, error)
         prefill_end_s = time.monotonic()
         if plan.decode is not None:
             rows = [self._sequences[seq_id] for seq_id in plan.decode.seq_ids]
             try:
                 logits = self._runner.run_batch(plan.decode, self._sequences)
-                self._runner.sample(logits, rows, tokens, failures)
+                self._runner.sample(logits, rows, sampled)
             except Exception as error:
                 _logger.exception("decode step failed", extra=self._naming(plan.decode.seq_ids))
-                failures.update(dict.fromkeys(plan.decode.seq_ids, _describe(error)))
+                sampled.fail(plan.decode.seq_ids, error)
         # A row that was sampled before another one failed must not count as a success.
         return StepResult(
-            token_ids={i: t for i, t in tokens.items() if i not in failures},
-            failures=failures,
+            token_ids={i: t for i, t in sampled.tokens.items() if i not in sampled.failures},
+            logprobs=sampled.logprobs,
+            failures=sampled.failures,
             prefill_s=prefill_end_s - start_s if plan.prefill else 0.0,
             decode_s=time.monotonic() - prefill_end_s if plan.decode else 0.0,
         )
 
-    def _read(self, part: PrefillSlice, tokens: dict[int, int], failures: dict[int, str]) -> None:
+    def _read(self, part: PrefillSlice, sampled: Sampled) -> None:
         """Run one prefill slice; the last one gives each choice its first token."""
         group = [self._sequences[seq_id] for seq_id in part.touched_ids]
         if part.is_first:
@@ -324,9 +332,12 @@ class Engine:
             return
         state = self._requests[group[0].request_id]
         self._give_snapshot(state, part.seq_id)
+        if group[0].wants_prompt_logprobs:
+            end, num_top = group[0].num_prompt_tokens, group[0].sampling.logprobs or 0
+            state.prompt_logprobs = self._runner.prompt_logprobs(part.seq_id, 1, end, num_top)
         state.report = self._runner.take_report(part.seq_id)
         tell(self.observer, "on_prompt_compressed", state.request_id, state.report)
-        self._runner.sample(logits.expand(len(group), -1), group, tokens, failures)
+        self._runner.sample(logits.expand(len(group), -1), group, sampled)
 
     def _give_snapshot(self, state: RequestState, seq_id: int) -> None:
         try:
@@ -337,24 +348,26 @@ class Engine:
             _logger.exception("taking a snapshot failed", extra=self._naming((seq_id,)))
             state.give_snapshot(None)
 
-    def _token_events(self, sequence: Sequence, token_id: int) -> list[TokenEvent]:
+    def _token_events(
+        self, sequence: Sequence, token_id: int, found: RawLogprobs | None
+    ) -> list[TokenEvent]:
         state = self._requests[sequence.request_id]
         try:
             text, is_stopped = state.push(sequence, token_id)
         except Exception as error:
             # A tokenizer may raise on ids that pad its vocabulary.
             _logger.exception("decoding a token failed", extra=self._naming((sequence.seq_id,)))
-            return self._end((sequence,), FinishReason.ERROR, _describe(error))
+            return self._end((sequence,), FinishReason.ERROR, failure_of(error))
         if is_stopped:
             self._scheduler.drop((sequence,), FinishReason.STOP)
             # A stop string that the very last token completed ends the answer as one before it.
             sequence.finish_reason = FinishReason.STOP
-        event = state.event(sequence, text, (token_id,))
+        event = state.event(sequence, text, (token_id,), logprobs=found)
         self._clean_up(sequence, event)
         return [event]
 
     def _end(
-        self, group: tuple[Sequence, ...], reason: FinishReason, error: str | None = None
+        self, group: tuple[Sequence, ...], reason: FinishReason, failure: StepFailure | None = None
     ) -> list[TokenEvent]:
         """End sequences that are still going, and tell their listeners."""
         going = tuple(sequence for sequence in group if sequence.seq_id in self._sequences)
@@ -363,7 +376,7 @@ class Engine:
         events = []
         for sequence in going:
             sequence.finish_reason = reason
-            event = state.event(sequence, error=error)
+            event = state.event(sequence, failure=failure)
             self._clean_up(sequence, event)
             events.append(event)
         return events
@@ -381,10 +394,3 @@ class Engine:
         """Name the requests of some sequences, for a log line about them."""
         request_ids = {self._sequences[seq_id].request_id: None for seq_id in seq_ids}
         return {"request_id": ",".join(request_ids)}
-
-
-def _describe(error: Exception) -> str:
-    """Say what failed without a stack trace; it is sent to the caller."""
-    if isinstance(error, torch.OutOfMemoryError):
-        return "the device ran out of memory in a step of this request"
-    return f"a step of this request failed ({type(error).__name__})"

@@ -2,20 +2,50 @@
 
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from snapkv_core.attention.base import AttentionBackend
+from snapkv_core.engine.logprobs import raw_logprobs
 from snapkv_core.engine.prefill import PrefillCursor
 from snapkv_core.engine.restored_prompt import RestoredPrompt
 from snapkv_core.engine.sampler import sample_token
-from snapkv_core.engine.step_plan import DecodeBatch, PrefillSlice
+from snapkv_core.engine.shaping import shaped
+from snapkv_core.engine.step_plan import DecodeBatch, PrefillSlice, RawLogprobs, StepFailure
+from snapkv_core.errors import InvalidParameterError
 from snapkv_core.events import CompressionReport
 from snapkv_core.kv_cache.manager import KVCacheManager
 from snapkv_core.kv_cache.snapshot import PromptSnapshot
 from snapkv_core.models.loader import LoadedModel
 from snapkv_core.sequence import Sequence
+
+
+@dataclass(slots=True)
+class Sampled:
+    """What choosing tokens gave, by sequence id.
+
+    Attributes:
+        tokens: The next token of each sequence that got one.
+        logprobs: What the model thought there, for the sequences that asked.
+        failures: Why each of the others got none.
+    """
+
+    tokens: dict[int, int] = field(default_factory=dict)
+    logprobs: dict[int, RawLogprobs] = field(default_factory=dict)
+    failures: dict[int, StepFailure] = field(default_factory=dict)
+
+    def fail(self, seq_ids: SequenceOf[int], error: Exception) -> None:
+        """Let sequences fail with what a step raised."""
+        self.failures.update(dict.fromkeys(seq_ids, failure_of(error)))
+
+
+def failure_of(error: Exception) -> StepFailure:
+    """Say what failed without a stack trace; it is sent to the caller."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return StepFailure("the device ran out of memory in a step of this request")
+    return StepFailure(f"a step of this request failed ({type(error).__name__})")
 
 
 class _DecodeContext:
@@ -89,9 +119,11 @@ class ModelRunner:
         return cursor.last_logits()
 
     @torch.inference_mode()
-    def prompt_logprobs(self, seq_id: int, start: int, end: int) -> Tensor:
-        """Return the log-probabilities `[end - start]` of tokens of a prompt read to its end."""
-        return self._cursors[seq_id].logprobs(start, end)
+    def prompt_logprobs(
+        self, seq_id: int, start: int, end: int, num_top: int = 0
+    ) -> list[RawLogprobs]:
+        """Return what the model thought of the tokens `[start, end)` of a prompt that was read."""
+        return self._cursors[seq_id].logprobs(start, end, num_top)
 
     @torch.inference_mode()
     def snapshot(self, seq_id: int) -> PromptSnapshot:
@@ -125,31 +157,26 @@ class ModelRunner:
         return self._decoder.logits(hidden[:, 0])[: len(rows)]
 
     @torch.inference_mode()
-    def sample(
-        self,
-        logits: Tensor,
-        sequences: SequenceOf[Sequence],
-        tokens: dict[int, int],
-        failures: dict[int, str],
-    ) -> None:
+    def sample(self, logits: Tensor, sequences: SequenceOf[Sequence], sampled: Sampled) -> None:
         """Choose the next token of each sequence.
 
         Args:
             logits: One row per sequence, `[len(sequences), vocab_size]`.
             sequences: The sequences.
-            tokens: Takes the token of each sequence, by sequence id.
-            failures: Takes what went wrong for each sequence that got none.
+            sampled: Takes their tokens and failures.
         """
         for row, sequence in zip(logits, sequences, strict=True):
+            seq_id = sequence.seq_id
             try:
-                tokens[sequence.seq_id] = sample_token(
-                    row,
-                    sequence.sampling,
-                    choice_index=sequence.choice_index,
-                    token_index=len(sequence.output_ids),
-                )
+                sampled.tokens[seq_id] = self._next_token(row, sequence)
+            except InvalidParameterError as error:
+                sampled.failures[seq_id] = StepFailure(error.reason, error.field)
             except ValueError as error:
-                failures[sequence.seq_id] = str(error)
+                sampled.failures[seq_id] = StepFailure(str(error))
+            else:
+                if (num_top := sequence.sampling.logprobs) is not None:
+                    token = row.new_tensor([sampled.tokens[seq_id]], dtype=torch.long)
+                    (sampled.logprobs[seq_id],) = raw_logprobs(row[None], token, num_top)
 
     def wait_for_device(self) -> None:
         """Return when everything that was started has ended."""
@@ -161,6 +188,17 @@ class ModelRunner:
         """Free everything held for a sequence; unknown ids are fine."""
         self._let_go(seq_id)
         self._manager.free(seq_id)
+
+    def _next_token(self, logits: Tensor, sequence: Sequence) -> int:
+        token_id = sample_token(
+            shaped(logits, sequence),
+            sequence.sampling,
+            choice_index=sequence.choice_index,
+            token_index=len(sequence.output_ids),
+        )
+        if sequence.constraint is not None:
+            sequence.constraint.accept(token_id)
+        return token_id
 
     def _restore(self, part: PrefillSlice, sequence: Sequence) -> Tensor:
         prompt = RestoredPrompt(

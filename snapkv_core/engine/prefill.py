@@ -10,7 +10,8 @@ from snapkv_core.attention.base import AttentionBackend
 from snapkv_core.compression.policies import select_layer
 from snapkv_core.compression.selection import KeptTokens
 from snapkv_core.engine.compression_report import compression_report
-from snapkv_core.engine.step_plan import PrefillSlice
+from snapkv_core.engine.logprobs import raw_logprobs
+from snapkv_core.engine.step_plan import PrefillSlice, RawLogprobs
 from snapkv_core.events import CompressionReport
 from snapkv_core.kv_cache.manager import KVCacheManager
 from snapkv_core.kv_cache.snapshot import PromptSnapshot
@@ -109,20 +110,19 @@ class PrefillCursor:
         """Return the logits of the prompt's last token, `[vocab_size]`, float32."""
         return self._decoder.logits(self._hidden[_BATCH, -1:])[0]
 
-    def logprobs(self, start: int, end: int) -> Tensor:
-        """Return the log-probability of prompt tokens `[start, end)` given those before them.
+    def logprobs(self, start: int, end: int, num_top: int) -> list[RawLogprobs]:
+        """Return what the model thought of the prompt's tokens `[start, end)`.
 
-        Returns:
-            `[end - start]`, float32. The head runs on some tokens at a time: the logits of a whole
-            long prompt would need gigabytes.
+        The head runs on some tokens at a time: the logits of a whole long prompt would need
+        gigabytes.
         """
         token_ids = torch.tensor(self._sequence.prompt_ids, device=self._decoder.device)
-        parts = []
+        found: list[RawLogprobs] = []
         for first in range(start, end, _HEAD_TOKENS):
             last = min(first + _HEAD_TOKENS, end)
             logits = self._decoder.logits(self._hidden[_BATCH, first - 1 : last - 1])
-            parts.append(logits.log_softmax(-1).gather(1, token_ids[first:last, None])[:, 0])
-        return torch.cat(parts)
+            found += raw_logprobs(logits, token_ids[first:last], num_top)
+        return found
 
     def report(self) -> CompressionReport:
         """Say what compression did, once all layers are stored."""

@@ -4,12 +4,15 @@ import time
 
 from snapkv_core.engine.detokenizer import Detokenizer
 from snapkv_core.engine.finding import Finding
+from snapkv_core.engine.step_plan import RawLogprobs, StepFailure
 from snapkv_core.events import (
     CompressionReport,
     GenerationRequest,
+    PositionLogprobs,
     RequestSummary,
     RequestTimings,
     TokenEvent,
+    TokenLogprob,
 )
 from snapkv_core.kv_cache.snapshot import PromptSnapshot
 from snapkv_core.models.tokenizer import Tokenizer
@@ -32,6 +35,9 @@ class RequestState:
         self.request_id = request.request_id
         self.group = group
         self.report: CompressionReport | None = None
+        self.prompt_logprobs: list[RawLogprobs] = []
+        self._tokenizer = tokenizer
+        self._prompt = request.prompt if request.echo else None
         self._open_choices = {sequence.choice_index for sequence in group}
         self._detokenizers = [
             Detokenizer(tokenizer.decode, sequence.prompt_ids, sequence.sampling.stop)
@@ -56,12 +62,15 @@ class RequestState:
             The text that became certain, and whether a stop string ended the choice.
         """
         detokenizer = self._detokenizers[sequence.choice_index]
+        is_first = len(sequence.output_ids) == 1
         if sequence.first_token_s is None:
             sequence.first_token_s = time.monotonic()
         # The token that ends an answer is no part of its text, whatever the tokenizer makes of it.
         text = "" if sequence.finish_reason is FinishReason.STOP else detokenizer.push(token_id)
         if sequence.status is SequenceStatus.FINISHED:
             text += detokenizer.finish()
+        if is_first and self._prompt is not None:
+            text = self._echoed(sequence) + text
         return text, detokenizer.is_stopped
 
     def event(
@@ -70,9 +79,11 @@ class RequestState:
         text: str = "",
         token_ids: tuple[int, ...] = (),
         *,
-        error: str | None = None,
+        logprobs: RawLogprobs | None = None,
+        failure: StepFailure | None = None,
     ) -> TokenEvent:
         """Build a choice's event; the last one of the last choice carries the summary."""
+        is_first = bool(token_ids) and len(sequence.output_ids) == 1
         # Counted by events: several choices may end in one step, and each still gets its own.
         if sequence.status is SequenceStatus.FINISHED:
             self._open_choices.discard(sequence.choice_index)
@@ -83,7 +94,30 @@ class RequestState:
             token_ids=token_ids,
             finish_reason=sequence.finish_reason,
             summary=None if self._open_choices else self._summary(),
-            error=error,
+            error=None if failure is None else failure.reason,
+            error_field=None if failure is None else failure.field,
+            logprobs=() if logprobs is None else (self._named(logprobs),),
+            prompt_logprobs=self._prompt_logprobs() if is_first else (),
+        )
+
+    def _echoed(self, sequence: Sequence) -> str:
+        if isinstance(self._prompt, str):
+            return self._prompt
+        return self._tokenizer.decode(sequence.prompt_ids)
+
+    def _prompt_logprobs(self) -> tuple[PositionLogprobs | None, ...]:
+        if not self.group[0].wants_prompt_logprobs:
+            return ()
+        # Nothing comes before the first token that would make it likely.
+        return (None, *map(self._named, self.prompt_logprobs))
+
+    def _named(self, found: RawLogprobs) -> PositionLogprobs:
+        bytes_of = self._tokenizer.vocabulary().bytes_of
+        return PositionLogprobs(
+            TokenLogprob(found.token_id, bytes_of(found.token_id), found.logprob),
+            tuple(
+                TokenLogprob(token_id, bytes_of(token_id), value) for token_id, value in found.top
+            ),
         )
 
     def _summary(self) -> RequestSummary:

@@ -56,7 +56,8 @@ class Scorer:
             )
         sampling, full = SamplingParams(max_new_tokens=1), CompressionConfig(method="full")
         with self._read(prompt_ids, sampling, full) as (sequence, _):
-            return self._parts.runner.prompt_logprobs(sequence.seq_id, start, end)
+            found = self._parts.runner.prompt_logprobs(sequence.seq_id, start, end)
+            return torch.tensor([each.logprob for each in found])
 
     @contextmanager
     def _read(

@@ -66,6 +66,34 @@ class StepPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class RawLogprobs:
+    """What the model thought of one position, by token ids.
+
+    Attributes:
+        token_id: The token that is there.
+        logprob: Natural logarithm of its probability.
+        top: The likeliest tokens with theirs, the likeliest first.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepFailure:
+    """Why a sequence cannot go on.
+
+    Attributes:
+        reason: What went wrong, fit for being sent to the caller.
+        field: The parameter that asked for what cannot be done; None when it is not the caller's.
+    """
+
+    reason: str
+    field: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """What a step gave.
 
@@ -74,12 +102,14 @@ class StepResult:
         failures: What went wrong, for each sequence that cannot go on.
         prefill_s: Seconds that the prefill slices took.
         decode_s: Seconds that the decode batch took.
+        logprobs: What the model thought where such a token is, for sequences that asked.
     """
 
     token_ids: Mapping[int, int] = field(default_factory=dict)
-    failures: Mapping[int, str] = field(default_factory=dict)
+    failures: Mapping[int, StepFailure] = field(default_factory=dict)
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    logprobs: Mapping[int, RawLogprobs] = field(default_factory=dict)
 
 
 def step_stats(plan: StepPlan, result: StepResult, num_layers: int, duration_s: float) -> StepStats:

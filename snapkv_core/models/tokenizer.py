@@ -2,6 +2,7 @@
 
 import copy
 import json
+import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -9,6 +10,7 @@ from jinja2 import TemplateError
 
 from snapkv_core.errors import InvalidParameterError
 from snapkv_core.events import ChatMessage
+from snapkv_core.models.vocabulary import Vocabulary
 
 
 class Tokenizer(Protocol):
@@ -26,6 +28,13 @@ class Tokenizer(Protocol):
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Turn ids into text without special tokens; bytes that are no character are U+FFFD."""
+
+    def vocabulary(self) -> Vocabulary:
+        """Return all tokens as bytes; takes tenths of a second the first time.
+
+        Raises:
+            InvalidParameterError: The tokenizer is of a kind that does not tell them.
+        """
 
     def render_chat(self, messages: Sequence[ChatMessage]) -> str:
         """Render a conversation with the model's template, ready for the assistant's turn.
@@ -50,6 +59,8 @@ class HFTokenizer:
             self._backend.no_truncation()
             self._backend.no_padding()
         self._longest_token_chars = _longest_token_chars(self._backend)
+        self._vocabulary: Vocabulary | None = None
+        self._vocabulary_lock = threading.Lock()
         own = tokenizer.eos_token_id
         self._eos_token_ids = eos_token_ids | (frozenset() if own is None else frozenset({own}))
 
@@ -78,6 +89,17 @@ class HFTokenizer:
         if self._backend is None:
             return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
         return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
+
+    def vocabulary(self) -> Vocabulary:
+        """See `Tokenizer.vocabulary`."""
+        if self._backend is None:
+            raise InvalidParameterError(
+                "model", "the bytes of its tokens are not known: it has no fast tokenizer"
+            )
+        with self._vocabulary_lock:
+            if self._vocabulary is None:
+                self._vocabulary = Vocabulary(self._backend.to_str(), self._eos_token_ids)
+            return self._vocabulary
 
     def render_chat(self, messages: Sequence[ChatMessage]) -> str:
         """See `Tokenizer.render_chat`."""

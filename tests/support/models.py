@@ -1,6 +1,6 @@
 """Tiny random language models and tokenizers for tests: seeded, built in memory, a second each.
 
-Knows transformers and torch, nothing of `snapkv_core`.
+Of `snapkv_core` it knows the class that vocabularies have, and nothing else.
 """
 
 import json
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from llguidance import TokenizerWrapper
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import (
@@ -20,6 +21,8 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
 )
+
+from snapkv_core.models.vocabulary import Vocabulary
 
 FAMILIES: Final = ("mistral", "llama", "qwen2")
 NUM_Q_HEADS: Final = 6
@@ -133,10 +136,34 @@ class ByteTokenizer:
         """Turn bytes into text; ids beyond the bytes are special and give none."""
         return bytes(i for i in ids if i < NUM_BYTES).decode(errors="replace")
 
+    def vocabulary(self) -> Vocabulary:
+        """Return the bytes and the end token."""
+        tokens = [*(bytes([byte]) for byte in range(NUM_BYTES)), b"</s>"]
+        return vocabulary_of(tokens, EOS_ID)
+
     def render_chat(self, messages: Sequence[object]) -> str:
         """Join the messages by a plain template."""
         lines = [f"{message.role}: {message.content}\n" for message in messages]  # type: ignore[attr-defined]
         return "".join(lines) + "assistant:"
+
+
+class _Tokens:
+    """Tokens as llguidance asks for them."""
+
+    def __init__(self, tokens: list[bytes], eos_token_id: int) -> None:
+        self.tokens = tokens
+        self.eos_token_id = eos_token_id
+        self.bos_token_id = None
+        self.special_token_ids = [eos_token_id]
+
+    def __call__(self, text: bytes) -> list[int]:
+        """Find the token of each byte."""
+        return [self.tokens.index(bytes([byte])) for byte in text]
+
+
+def vocabulary_of(tokens: list[bytes], eos_token_id: int) -> Vocabulary:
+    """Return a vocabulary of these tokens, of which one ends an answer."""
+    return Vocabulary(TokenizerWrapper(_Tokens(tokens, eos_token_id)), {eos_token_id})
 
 
 @dataclass(frozen=True)
@@ -160,6 +187,10 @@ class ScriptedTokenizer:
         """Join the pieces and read them as UTF-8."""
         joined = b"".join(b"p" if i == 0 else self.pieces[i - 2] for i in ids if i != 1)
         return joined.decode(errors="replace")
+
+    def vocabulary(self) -> Vocabulary:
+        """Return the pieces and the two tokens before them."""
+        return vocabulary_of([b"p", b"</s>", *self.pieces], 1)
 
     def render_chat(self, messages: Sequence[object]) -> str:
         """Give one prompt character per message."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from snapkv_core import Engine
+from snapkv_core.engine.model_runner import Sampled
 from snapkv_core.sequence import Sequence
 
 #: Request and choice.
@@ -20,15 +21,10 @@ def record_logits(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> dict[Answe
     recorded: dict[Answer, list[Tensor]] = defaultdict(list)
     honest = runner.sample
 
-    def sample(
-        logits: Tensor,
-        sequences: SequenceOf[Sequence],
-        tokens: dict[int, int],
-        failures: dict[int, str],
-    ) -> None:
+    def sample(logits: Tensor, sequences: SequenceOf[Sequence], sampled: Sampled) -> None:
         for row, sequence in zip(logits, sequences, strict=True):
             recorded[sequence.request_id, sequence.choice_index].append(row.clone())
-        honest(logits, sequences, tokens, failures)
+        honest(logits, sequences, sampled)
 
     monkeypatch.setattr(runner, "sample", sample)
     return recorded

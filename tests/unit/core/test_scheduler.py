@@ -8,7 +8,7 @@ from snapkv_core import CompressionConfig, SamplingParams
 from snapkv_core.engine.memory_ledger import MemoryLedger
 from snapkv_core.engine.scheduler import Scheduler
 from snapkv_core.engine.slice_pacer import SlicePacer
-from snapkv_core.engine.step_plan import StepPlan, StepResult
+from snapkv_core.engine.step_plan import StepFailure, StepPlan, StepResult
 from snapkv_core.errors import KVCacheError, QueueFullError, RequestTooLargeError
 from snapkv_core.kv_cache.layout import KVLayout
 from snapkv_core.sequence import FinishReason, Sequence, SequenceStatus
@@ -288,7 +288,9 @@ def test_a_choice_whose_first_token_fails_takes_no_other_with_it() -> None:
     plan = bench.scheduler.plan()
     assert plan.prefill[0].is_last
     bench.scheduler.drop((leader,), FinishReason.ERROR)
-    bench.scheduler.commit(plan, StepResult({sibling.seq_id: TOKEN}, {leader.seq_id: "failed"}))
+    bench.scheduler.commit(
+        plan, StepResult({sibling.seq_id: TOKEN}, {leader.seq_id: StepFailure("failed")})
+    )
     assert (sibling.status, sibling.output_ids) == (SequenceStatus.RUNNING, [TOKEN])
     bench.scheduler.check_integrity()
     bench.run_until_idle()
@@ -382,7 +384,9 @@ def test_a_step_that_failed_teaches_the_pacer_nothing() -> None:
     group = bench.add(40)
     plan = bench.scheduler.plan()
     bench.scheduler.drop(group, FinishReason.ERROR)
-    bench.scheduler.commit(plan, StepResult({}, {group[0].seq_id: "failed"}, prefill_s=9.0))
+    bench.scheduler.commit(
+        plan, StepResult({}, {group[0].seq_id: StepFailure("failed")}, prefill_s=9.0)
+    )
     assert bench.pacer.observed == []
 
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from snapkv_core.engine.step_plan import StepResult
+from snapkv_core.engine.step_plan import StepFailure, StepResult
 from snapkv_core.sequence import FinishReason, Sequence, SequenceStatus
 from tests.unit.core.test_scheduler import TOKEN, Bench
 
@@ -163,7 +163,7 @@ def test_overtakers_that_fail_at_once_hold_up_nobody_for_free() -> None:
         shorts[short[0].seq_id] = short
         plan = bench.scheduler.plan()
         reader = plan.prefill[0]
-        failures = {} if reader.seq_id == long.seq_id else {reader.seq_id: "failed"}
+        failures = {} if reader.seq_id == long.seq_id else {reader.seq_id: StepFailure("failed")}
         if failures:
             bench.scheduler.drop(shorts[reader.seq_id], FinishReason.ERROR)
         tokens = {long.seq_id: TOKEN} if reader.is_last and not failures else {}

@@ -9,7 +9,7 @@ from snapkv_core import CompressionConfig, SamplingParams
 from snapkv_core.engine.memory_ledger import MemoryLedger
 from snapkv_core.engine.scheduler import Scheduler
 from snapkv_core.engine.slice_pacer import SlicePacer
-from snapkv_core.engine.step_plan import StepPlan, StepResult
+from snapkv_core.engine.step_plan import StepFailure, StepPlan, StepResult
 from snapkv_core.errors import InvalidParameterError, QueueFullError
 from snapkv_core.kv_cache.layout import KVLayout
 from snapkv_core.sequence import FinishReason, Sequence, SequenceStatus
@@ -208,15 +208,15 @@ class Pair:
 
     def _run(
         self, slices: list[Slice], decode: list[int], failure_rate: float
-    ) -> tuple[dict[int, int], dict[int, str]]:
+    ) -> tuple[dict[int, int], dict[int, StepFailure]]:
         """Make up the tokens and the failures of a step."""
         rng = self.rng
         readers = [slices[0][0], *slices[0][4]] if slices else []
         sampled = [*decode, *(readers if slices and slices[-1][-1] else [])]
-        failures: dict[int, str] = {}
+        failures: dict[int, StepFailure] = {}
         if rng.random() < failure_rate:
             touched = rng.choice((readers, decode, sampled[-1:], sampled[:1]))
-            failures = dict.fromkeys(touched, "failed")
+            failures = dict.fromkeys(touched, StepFailure("failed"))
         tokens = {seq_id: rng.randint(0, 9) for seq_id in sampled if seq_id not in failures}
         return tokens, failures
 
