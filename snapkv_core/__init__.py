@@ -41,6 +41,7 @@ from snapkv_core.events import (
     EngineStats,
     GenerationRequest,
     KeptTokenCounts,
+    PositionLogprobs,
     RequestOutput,
     RequestSummary,
     RequestTimings,
@@ -48,6 +49,7 @@ from snapkv_core.events import (
     SnapshotUse,
     StepStats,
     TokenEvent,
+    TokenLogprob,
 )
 from snapkv_core.kv_cache.guarded_store import GuardedStore, StoreHeldBackError
 from snapkv_core.kv_cache.snapshot import SNAPSHOT_BODIES, SnapshotBody
@@ -63,22 +65,26 @@ from snapkv_core.kv_cache.tiered_store import OnStoreError, TieredStore
 from snapkv_core.models.demo import ensure_demo_model
 from snapkv_core.models.fingerprint import weights_fingerprint
 from snapkv_core.sampling_params import (
+    MAX_BIASED_TOKENS,
     MAX_CHOICES,
     MAX_SEED,
     MAX_STOP_CHARS,
     MAX_STOP_STRINGS,
+    MAX_TOP_LOGPROBS,
     SamplingParams,
 )
 from snapkv_core.sequence import FinishReason
 
 __all__ = [
     "COMPRESSION_METHODS",
+    "MAX_BIASED_TOKENS",
     "MAX_CAPACITY_PROMPT",
     "MAX_CHOICES",
     "MAX_KERNEL_SIZE",
     "MAX_SEED",
     "MAX_STOP_CHARS",
     "MAX_STOP_STRINGS",
+    "MAX_TOP_LOGPROBS",
     "MAX_WINDOW_SIZE",
     "POOLINGS",
     "PROFILES",
@@ -106,6 +112,7 @@ __all__ = [
     "ModelLoadError",
     "NullStore",
     "OnStoreError",
+    "PositionLogprobs",
     "PromptTooLongError",
     "QueueFullError",
     "RequestOutput",
@@ -126,6 +133,7 @@ __all__ = [
     "StoreHeldBackError",
     "TieredStore",
     "TokenEvent",
+    "TokenLogprob",
     "WriteOutcome",
     "check_blob",
     "check_key",

@@ -145,13 +145,16 @@ class TokenLogprob:
 
     Attributes:
         token_id: The token.
-        token: The bytes it stands for; maybe half a character.
-        logprob: Natural logarithm of its probability, minus infinity at the least.
+        token: The bytes it stands for, maybe half a character; a special token's name.
+        logprob: Natural logarithm of its probability, minus infinity at the least; None for a
+            prompt's first token, which nothing comes before.
+        is_special: Whether it stands for no text.
     """
 
     token_id: int
     token: bytes
-    logprob: float
+    logprob: float | None
+    is_special: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +184,8 @@ class TokenEvent:
         error: What went wrong, when `finish_reason` is `error` or `deadline`.
         error_field: The parameter that the error is about, where one that the caller sent is.
         logprobs: One for each of `token_ids`, where the request asked for them.
-        prompt_logprobs: One for each token of the prompt, None for the first, on the first event
-            of a choice, where the request asked for them.
+        prompt_logprobs: One for each token of the prompt, on the first event of a choice, where
+            the request asked for them.
     """
 
     request_id: str
@@ -194,7 +197,7 @@ class TokenEvent:
     error: str | None = None
     error_field: str | None = None
     logprobs: tuple[PositionLogprobs, ...] = ()
-    prompt_logprobs: tuple[PositionLogprobs | None, ...] = ()
+    prompt_logprobs: tuple[PositionLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

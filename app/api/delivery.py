@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from typing import Final
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, Final, Protocol, TypeVar
 
 import structlog
 from fastapi import Request, Response
@@ -11,14 +11,9 @@ from pydantic import BaseModel
 
 from app.api.errors import reply_for
 from app.api.sse import EventStreamResponse, cancel_all, data_frame, wait_for_disconnect
-from app.services.generation import (
-    Generation,
-    GenerationInput,
-    GenerationResult,
-    GenerationService,
-)
+from app.services.answers import GenerationResult
 from app.telemetry.logging import UNHANDLED_ERROR
-from snapkv_core import DeadlineExceededError, SnapKVError
+from snapkv_core import DeadlineExceededError, SnapKVError, SnapshotUse
 
 #: What a snapshot did for the request.
 SNAPSHOT_HEADER: Final = "X-Snapshot"
@@ -32,14 +27,37 @@ CLIENT_CLOSED_REQUEST: Final = 499
 _log = structlog.get_logger("snapkv.http")
 
 
+class Opened(Protocol):
+    """A request that runs; `Generation` and `PromptGroup` are such."""
+
+    @property
+    def request_id(self) -> str:
+        """Its name."""
+
+    @property
+    def snapshots(self) -> tuple[SnapshotUse, ...]:
+        """What a snapshot did for each of its prompts."""
+
+    async def aclose(self) -> None:
+        """Abort it if it is unfinished, and record it."""
+
+
+OpenedT = TypeVar("OpenedT", bound=Opened)
+
+
 async def deliver_whole(
     request: Request,
-    service: GenerationService,
-    given: GenerationInput,
+    complete: Callable[[str], Coroutine[Any, Any, GenerationResult]],
     to_body: Callable[[GenerationResult], BaseModel],
 ) -> Response:
-    """Generate the whole answer; a client that goes away meanwhile aborts it."""
-    completing = asyncio.create_task(service.complete(request.state.request_id, given))
+    """Generate the whole answer; a client that goes away meanwhile aborts it.
+
+    Args:
+        request: The request.
+        complete: Generates it, under a name.
+        to_body: Puts it into words.
+    """
+    completing = asyncio.create_task(complete(request.state.request_id))
     leaving = asyncio.create_task(wait_for_disconnect(request.receive))
     try:
         await asyncio.wait({completing, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -49,25 +67,30 @@ async def deliver_whole(
     if result is None:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     content = to_body(result).model_dump_json(exclude_unset=True)
-    headers = {SNAPSHOT_HEADER: result.summary.snapshot}
+    headers = {SNAPSHOT_HEADER: ", ".join(summary.snapshot for summary in result.summaries)}
     return Response(content, media_type="application/json", headers=headers)
 
 
 async def deliver_stream(
     request: Request,
-    service: GenerationService,
-    given: GenerationInput,
-    to_frames: Callable[[Generation], AsyncIterator[str]],
+    open_request: Callable[[str], Coroutine[Any, Any, OpenedT]],
+    to_frames: Callable[[OpenedT], AsyncIterator[str]],
 ) -> Response:
-    """Answer with the frames made of a generation's events, and an error in place of their rest."""
-    opening = asyncio.create_task(service.open(request.state.request_id, given))
+    """Answer with the frames made of a request's events, and an error in place of their rest.
+
+    Args:
+        request: The request.
+        open_request: Submits it, under a name.
+        to_frames: Reads it to its end and gives the frames.
+    """
+    opening = asyncio.create_task(open_request(request.state.request_id))
     try:
         # Waited for before the response starts, so that a refusal still has its own status.
         await asyncio.wait({opening}, timeout=OPENING_TIME_S)
     except asyncio.CancelledError:
         await _close(opening)
         raise
-    headers = {SNAPSHOT_HEADER: opening.result().snapshot} if opening.done() else {}
+    headers = {SNAPSHOT_HEADER: ", ".join(opening.result().snapshots)} if opening.done() else {}
 
     async def close(is_complete: bool) -> None:
         if not is_complete:
@@ -78,7 +101,7 @@ async def deliver_stream(
     return EventStreamResponse(frames, on_closed=close, headers=headers)
 
 
-async def _close(opening: asyncio.Task[Generation]) -> None:
+async def _close(opening: asyncio.Task[OpenedT]) -> None:
     """End a generation, whether or not it has been submitted yet."""
     if not opening.done():
         await cancel_all(opening)
@@ -87,15 +110,15 @@ async def _close(opening: asyncio.Task[Generation]) -> None:
 
 
 async def _with_error(
-    opening: asyncio.Task[Generation],
+    opening: asyncio.Task[OpenedT],
     request: Request,
-    to_frames: Callable[[Generation], AsyncIterator[str]],
+    to_frames: Callable[[OpenedT], AsyncIterator[str]],
 ) -> AsyncIterator[str]:
     request_id: str = request.state.request_id
     try:
-        generation = await asyncio.shield(opening)
-        request_id = generation.request_id
-        async for frame in to_frames(generation):
+        opened = await asyncio.shield(opening)
+        request_id = opened.request_id
+        async for frame in to_frames(opened):
             yield frame
     except Exception as error:
         is_late = isinstance(error, DeadlineExceededError)

@@ -63,8 +63,10 @@ _HTTP_CODES: Final[Mapping[int, str]] = {
 }
 
 #: The core's name of a field -> the name on OpenAI's routes.
-_OPENAI_NAMES: Final[Mapping[str, str]] = {"max_new_tokens": "max_tokens"}
-_OUR_NAMES: Final = re.compile(r"\b(?:" + "|".join(_OPENAI_NAMES) + r")\b")
+_OPENAI_NAMES: Final[Mapping[str, str]] = {
+    "json_schema": "response_format",
+    "max_new_tokens": "max_tokens",
+}
 
 #: Where a request's state says which names its caller used instead.
 _SENT_NAMES: Final = "sent_names"
@@ -160,15 +162,17 @@ def install_error_handlers(app: FastAPI) -> None:
 
 def name_as_sent(request: Request, ours: str, sent: str) -> None:
     """Let errors of a request name a field of the core as its caller has spelt it."""
-    setattr(request.state, _SENT_NAMES, {**_OPENAI_NAMES, ours: sent})
+    known = getattr(request.state, _SENT_NAMES, _OPENAI_NAMES)
+    setattr(request.state, _SENT_NAMES, {**known, ours: sent})
 
 
 def _renamed(detail: ErrorDetail, names: Mapping[str, str]) -> ErrorDetail:
     """Name the core's fields as OpenAI's clients spell them."""
+    ours = re.compile(r"\b(?:" + "|".join(names) + r")\b")
     return detail.model_copy(
         update={
             "param": names.get(detail.param or "", detail.param),
-            "message": _OUR_NAMES.sub(lambda match: names[match[0]], detail.message),
+            "message": ours.sub(lambda match: names[match[0]], detail.message),
         }
     )
 

@@ -13,8 +13,9 @@ from app.api.schemas.chat import (
     ChatCompletionChunk,
     ChatDelta,
 )
+from app.api.schemas.logprobs import ChatLogprobs, CompletionLogprobsWriter, chat_logprobs
 from app.api.schemas.openai import Completion, CompletionChoice
-from app.services.generation import ChoiceResult
+from app.services.answers import ChoiceResult
 from snapkv_core import TokenEvent
 
 
@@ -37,20 +38,13 @@ class OpenAIForm(Protocol):
 class CompletionForm:
     """`/v1/completions`: the text itself."""
 
+    def __init__(self, *, with_logprobs: bool) -> None:
+        self._with_logprobs = with_logprobs
+        self._writers: dict[int, CompletionLogprobsWriter] = {}
+
     def whole(self, choices: Sequence[ChoiceResult], fields: Mapping[str, Any]) -> Completion:
         """See `OpenAIForm.whole`."""
-        return self.chunk(
-            [
-                CompletionChoice(
-                    index=choice.index,
-                    text=choice.text,
-                    logprobs=None,
-                    finish_reason=choice.finish_reason,
-                )
-                for choice in choices
-            ],
-            fields,
-        )
+        return self.chunk([self._choice(choice.index, choice) for choice in choices], fields)
 
     def chunk(self, choices: Sequence[CompletionChoice], fields: Mapping[str, Any]) -> Completion:
         """See `OpenAIForm.chunk`; it has the shape of a whole answer."""
@@ -63,16 +57,23 @@ class CompletionForm:
 
     def piece(self, event: TokenEvent) -> CompletionChoice:
         """See `OpenAIForm.piece`."""
+        return self._choice(event.choice_index, event)
+
+    def _choice(self, index: int, part: ChoiceResult | TokenEvent) -> CompletionChoice:
+        logprobs = None
+        if self._with_logprobs:
+            writer = self._writers.setdefault(index, CompletionLogprobsWriter())
+            logprobs = writer.write((*part.prompt_logprobs, *part.logprobs))
         return CompletionChoice(
-            index=event.choice_index,
-            text=event.text,
-            logprobs=None,
-            finish_reason=event.finish_reason,
+            index=index, text=part.text, logprobs=logprobs, finish_reason=part.finish_reason
         )
 
 
 class ChatForm:
     """`/v1/chat/completions`: messages of the assistant."""
+
+    def __init__(self, *, with_logprobs: bool) -> None:
+        self._with_logprobs = with_logprobs
 
     def whole(self, choices: Sequence[ChoiceResult], fields: Mapping[str, Any]) -> ChatCompletion:
         """See `OpenAIForm.whole`."""
@@ -82,7 +83,7 @@ class ChatForm:
                 ChatChoice(
                     index=choice.index,
                     message=ChatAnswer(role="assistant", content=choice.text, refusal=None),
-                    logprobs=None,
+                    logprobs=self._logprobs(choice),
                     finish_reason=choice.finish_reason,
                 )
                 for choice in choices
@@ -106,6 +107,9 @@ class ChatForm:
         return ChatChunkChoice(
             index=event.choice_index,
             delta=ChatDelta(content=event.text) if event.text else ChatDelta(),
-            logprobs=None,
+            logprobs=self._logprobs(event),
             finish_reason=event.finish_reason,
         )
+
+    def _logprobs(self, part: ChoiceResult | TokenEvent) -> ChatLogprobs | None:
+        return chat_logprobs(part.logprobs) if self._with_logprobs else None

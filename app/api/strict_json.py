@@ -13,7 +13,8 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 MAX_INT_DIGITS: Final = 4_000
-MAX_OBJECT_FIELDS: Final = 64
+#: More than any schema of an answer, or bias of tokens, has.
+MAX_OBJECT_FIELDS: Final = 2_048
 
 
 class StrictJSONRequest(Request):

@@ -6,7 +6,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from app.api.schemas.generate import GenerateRequest, GenerateResponse, to_response
 from app.integrations.aws.weights.models import S3Models, s3_models
 from app.integrations.aws.weights.progress import TransferProgress
-from app.services.generation import ChoiceResult, GenerationResult, to_request
+from app.services.answers import ChoiceResult, GenerationResult
+from app.services.generation import to_request
 from app.settings import Settings
 from snapkv_core import CompressionReport, Engine, GenerationFailedError, RequestSummary, StepStats
 
@@ -61,7 +62,7 @@ def generate_here(body: GenerateRequest, settings: Settings, console: Console) -
         engine.add(request, group)
         text, summary = _run(engine)
     choice = ChoiceResult(0, text, summary.finish_reasons[0])
-    return to_response(GenerationResult(_REQUEST_ID, engine.spec.name, (choice,), summary))
+    return to_response(GenerationResult(_REQUEST_ID, engine.spec.name, (choice,), (summary,)))
 
 
 def _s3_models(settings: Settings, progress: Progress) -> S3Models:

@@ -14,6 +14,7 @@ import structlog
 
 from app.records import GenerationRecord, RecordSink
 from app.services.access import ANYBODY, namespace_of
+from app.services.answers import GenerationResult, whole_choices
 from app.services.ports import GenerationEngine, GenerationStream
 from snapkv_core import (
     ChatMessage,
@@ -23,9 +24,11 @@ from snapkv_core import (
     FinishReason,
     GenerationFailedError,
     GenerationRequest,
+    InvalidParameterError,
     RequestSummary,
     SamplingParams,
     SnapKVError,
+    SnapshotUse,
     TokenEvent,
     resolve_compression,
 )
@@ -52,6 +55,7 @@ class GenerationInput:
         knobs: Given values by field name of `CompressionConfig`; None counts as absent.
         profile: Named set of knobs that the given ones win over.
         explain: Whether the report says which prompt tokens were kept.
+        echo: Whether each answer begins with the prompt.
         timeout_s: Seconds the caller waits at most; None takes the server's limit, which also
             bounds a longer one.
         may_use_snapshots: Whether its prompt may be looked up in a store, and stored.
@@ -63,28 +67,10 @@ class GenerationInput:
     knobs: Mapping[str, object] = field(default_factory=dict)
     profile: str | None = None
     explain: bool = False
+    echo: bool = False
     timeout_s: float | None = None
     may_use_snapshots: bool = True
     caller: str = ANYBODY
-
-
-@dataclass(frozen=True, slots=True)
-class ChoiceResult:
-    """One finished answer of a request."""
-
-    index: int
-    text: str
-    finish_reason: FinishReason
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationResult:
-    """A finished request: its answers and what the engine measured."""
-
-    request_id: str
-    model: str
-    choices: tuple[ChoiceResult, ...]
-    summary: RequestSummary
 
 
 class Generation:
@@ -127,12 +113,17 @@ class Generation:
         self._trace_id: str | None = structlog.contextvars.get_contextvars().get(TRACE_ID)
         self._first_token_s: float | None = None
         self.num_prompt_tokens = stream.num_prompt_tokens
-        self.snapshot = stream.snapshot
+        self.snapshot: SnapshotUse = stream.snapshot
         self.lookup_ms = stream.lookup_ms
         self.num_output_tokens = 0
         self._is_engine_alive = is_engine_alive
         self._on_closed = on_closed
         self._is_closed = False
+
+    @property
+    def snapshots(self) -> tuple[SnapshotUse, ...]:
+        """What a snapshot did for its prompt."""
+        return (self.snapshot,)
 
     async def events(self) -> AsyncIterator[TokenEvent]:
         """Yield the events up to the one that carries the summary.
@@ -181,6 +172,8 @@ class Generation:
             return DeadlineExceededError("the request's time was up before its answer was complete")
         if event.finish_reason is FinishReason.ABORT or not self._is_engine_alive():
             return EngineStoppedError("the server stopped before the answer was complete")
+        if event.error_field is not None:
+            return InvalidParameterError(event.error_field, event.error or "cannot be met")
         _log.error(
             "generation_failed",
             request_id=self.request_id,
@@ -315,22 +308,13 @@ class GenerationService:
             SnapKVError: Any error of `open`.
         """
         generation = await self.open(request_id, given)
-        texts: list[list[str]] = [[] for _ in range(generation.num_choices)]
         try:
-            async for event in generation.events():
-                texts[event.choice_index].append(event.text)
+            choices = await whole_choices(generation.events(), generation.num_choices)
         finally:
             await generation.aclose()
         assert generation.summary is not None, "events() ends with a summary or an error"
-        reasons = generation.summary.finish_reasons
         return GenerationResult(
-            request_id=generation.request_id,
-            model=generation.model,
-            choices=tuple(
-                ChoiceResult(index, "".join(pieces), reasons[index])
-                for index, pieces in enumerate(texts)
-            ),
-            summary=generation.summary,
+            generation.request_id, generation.model, choices, (generation.summary,)
         )
 
     def _on_closed(self, generation: Generation) -> None:
@@ -364,6 +348,7 @@ def to_request(
         sampling=SamplingParams(**given.sampling),  # type: ignore[arg-type]  # checked inside
         compression=resolve_compression(default_compression, given.profile, given.knobs),
         explain=given.explain,
+        echo=given.echo,
         timeout_s=given.timeout_s,
         snapshot_namespace=namespace_of(given.caller) if given.may_use_snapshots else None,
     )

@@ -96,7 +96,7 @@ class RequestState:
             summary=None if self._open_choices else self._summary(),
             error=None if failure is None else failure.reason,
             error_field=None if failure is None else failure.field,
-            logprobs=() if logprobs is None else (self._named(logprobs),),
+            logprobs=() if logprobs is None else (self._position(logprobs),),
             prompt_logprobs=self._prompt_logprobs() if is_first else (),
         )
 
@@ -105,19 +105,23 @@ class RequestState:
             return self._prompt
         return self._tokenizer.decode(sequence.prompt_ids)
 
-    def _prompt_logprobs(self) -> tuple[PositionLogprobs | None, ...]:
-        if not self.group[0].wants_prompt_logprobs:
+    def _prompt_logprobs(self) -> tuple[PositionLogprobs, ...]:
+        leader = self.group[0]
+        if not leader.wants_prompt_logprobs:
             return ()
-        # Nothing comes before the first token that would make it likely.
-        return (None, *map(self._named, self.prompt_logprobs))
+        first = PositionLogprobs(self._named(leader.prompt_ids[0], None), ())
+        return (first, *map(self._position, self.prompt_logprobs))
 
-    def _named(self, found: RawLogprobs) -> PositionLogprobs:
-        bytes_of = self._tokenizer.vocabulary().bytes_of
+    def _position(self, found: RawLogprobs) -> PositionLogprobs:
         return PositionLogprobs(
-            TokenLogprob(found.token_id, bytes_of(found.token_id), found.logprob),
-            tuple(
-                TokenLogprob(token_id, bytes_of(token_id), value) for token_id, value in found.top
-            ),
+            self._named(found.token_id, found.logprob),
+            tuple(self._named(token_id, logprob) for token_id, logprob in found.top),
+        )
+
+    def _named(self, token_id: int, logprob: float | None) -> TokenLogprob:
+        vocabulary = self._tokenizer.vocabulary()
+        return TokenLogprob(
+            token_id, vocabulary.bytes_of(token_id), logprob, vocabulary.is_special(token_id)
         )
 
     def _summary(self) -> RequestSummary:

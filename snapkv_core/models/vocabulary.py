@@ -39,3 +39,7 @@ class Vocabulary:
         """Return what a token stands for: maybe half a character; a special token's name."""
         # Output heads may have rows for no token at all.
         return self.trie.decode_bytes([token_id]) if token_id < self.trie.vocab_size else b""
+
+    def is_special(self, token_id: int) -> bool:
+        """Tell whether a token stands for no text."""
+        return token_id >= self.trie.vocab_size or self.trie.is_special_token(token_id)

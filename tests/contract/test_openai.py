@@ -7,9 +7,9 @@ import httpx
 import openai
 import pytest
 
-from app.api.schemas.openai import MAX_TOKEN_IDS, CompletionRequest
+from app.api.schemas.openai import MAX_PROMPTS, MAX_TOKEN_IDS, CompletionRequest
 from app.main import create_app
-from snapkv_core import CompressionConfig
+from snapkv_core import MAX_BIASED_TOKENS, CompressionConfig
 from tests.contract.test_generate_errors import BAD_VALUES, NOT_INTEGERS, check_shape
 from tests.support.app_client import running, settings_for_tests
 from tests.support.fake_engine import FakeEngine
@@ -21,13 +21,18 @@ NO_NEUTRAL_NUMBER: list[Any] = ["1", True, False, [], {}, float("nan"), float("i
 #: Fields that mean on this route what they mean on `/generate`, apart from null.
 SAME = ("top_k", "seed", "stop", "ignore_eos", "method", "max_capacity_prompt", "window_size")
 SAME_OR_NULL = ("temperature", "top_p", "n", "stream")
+BAD_SCHEMAS: list[Any] = [
+    *(None, [], {}, {"name": ""}, {"name": "a b"}, {"name": 1}, {"name": "a", "x": 1}),
+    *({"name": "a", "schema": []}, {"name": "a", "schema": True}, {"name": "a", "strict": 1}),
+]
 BAD: dict[str, list[Any]] = {
     **{name: BAD_VALUES[name] for name in (*SAME, "kernel_size", "pooling", "profile", "snapshot")},
     **{name: [v for v in BAD_VALUES[name] if v is not None] for name in SAME_OR_NULL},
     "model": [None, 1, [], "\ud800", True],
     "prompt": [
         *("", None, 1, [], {}, "\ud800", "a\udfffb", True, 1.5),
-        *([""], ["a", "b"], [[1], [2]], [[]], [["a"]], ["a", 1], [1, "a"], ["\ud800"]),
+        *([""], ["a", ""], [[1], []], [[]], [["a"]], ["a", 1], [1, "a"], ["\ud800"]),
+        *(["a", None], ["a", ["b"]], [[1], [-1]], ["a"] * (MAX_PROMPTS + 1)),
         *([1, -1], [1.0], [True], [None], [[1, [2]]]),
     ],
     "max_tokens": [*NOT_INTEGERS, 0, -1, 4_097],
@@ -42,20 +47,30 @@ BAD: dict[str, list[Any]] = {
     ],
     "user": [1, [], {}, "\ud800"],
     "best_of": [0, 2, -1, *NO_NEUTRAL_NUMBER],
-    "echo": [True, 0, 1, "false", []],
-    "frequency_penalty": [0.1, -1, 2, "0", *NO_NEUTRAL_NUMBER],
-    "presence_penalty": [0.1, -1, 2, "0", *NO_NEUTRAL_NUMBER],
+    "echo": [0, 1, "false", []],
+    "explain": BAD_VALUES["explain"],
+    "frequency_penalty": [2.1, -2.1, "0", *NO_NEUTRAL_NUMBER],
+    "presence_penalty": [2.1, -2.1, "0", *NO_NEUTRAL_NUMBER],
     "repetition_penalty": [0, 1.1, *NO_NEUTRAL_NUMBER],
     "min_p": [0.1, *NO_NEUTRAL_NUMBER],
     "min_tokens": [1, *NO_NEUTRAL_NUMBER],
-    "logit_bias": [{"50256": -100}, [], 0, "", False],
-    "logprobs": [0, 1, 5, True, False, ""],
+    "logit_bias": [
+        *([], 0, "", False, {"a": 1}, {"": 1}, {"-1": 1}, {"1.0": 1}, {"٣": 1}, {"9" * 10: 1}),
+        *({"1": "1"}, {"1": None}, {"1": True}, {"1": 100.1}, {"1": -101}, {"1": float("nan")}),
+        *({"1": 1, "01": 1}, {str(token_id): 1 for token_id in range(MAX_BIASED_TOKENS + 1)}),
+    ],
+    "logprobs": [-1, 21, 1.0, True, False, ""],
+    "response_format": [
+        *(True, "json_object", [], {}, {"type": "yaml"}, {"type": "text", "x": 1}, {"type": None}),
+        *({"type": "json_schema"}, {"type": "json_object", "json_schema": {"name": "a"}}),
+        *({"type": "json_schema", "json_schema": given} for given in BAD_SCHEMAS),
+    ],
     "suffix": ["", "x", 0, False, "\ud800"],
 }
 CASES = [
-    pytest.param(field, value, id=f"{field}-{json.dumps(value)[:24]}")
+    pytest.param(field, value, id=f"{field}-{json.dumps(value)[:24]}-{number}")
     for field, values in BAD.items()
-    for value in values
+    for number, value in enumerate(values)
 ]
 
 
@@ -265,10 +280,19 @@ async def test_bad_value_is_a_400_that_names_the_field(
         ({"model": "fake"}, "prompt", "is missing"),
         ({"prompt": "a"}, "model", "is missing"),
         ({"model": "fake", "prompt": "a", "max_new_tokens": 5}, "max_new_tokens", "unknown field"),
-        ({"model": "fake", "prompt": "a", "explain": True}, "explain", "unknown field"),
+        ({"model": "fake", "prompt": "a", "min_p": 0.5}, "min_p", "is not supported"),
         ({"model": "fake", "messages": []}, "prompt", "messages: unknown field"),
         ({"model": "fake", "prompt": "a", "max_token": 5}, "max_token", "did you mean max_tokens?"),
-        ({"model": "fake", "prompt": "a", "echo": True}, "echo", "is not supported"),
+        (
+            {
+                "model": "fake",
+                "prompt": "a",
+                "response_format": {"type": "json_object"},
+                "stop": "x",
+            },
+            "stop",
+            "cannot be used with response_format",
+        ),
         ({"model": "fake", "prompt": "a", "best_of": 3}, "best_of", "send null or 1"),
         (
             {"model": "fake", "prompt": "a", "stream_options": {"include_usage": True}},

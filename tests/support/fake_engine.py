@@ -17,6 +17,7 @@ from snapkv_core import (
     InvalidParameterError,
     KeptTokenCounts,
     KVStore,
+    PositionLogprobs,
     PromptTooLongError,
     QueueFullError,
     RequestSummary,
@@ -27,6 +28,7 @@ from snapkv_core import (
     SnapshotUse,
     StepStats,
     TokenEvent,
+    TokenLogprob,
 )
 
 NUM_LAYERS = 2
@@ -330,28 +332,52 @@ def events_of(
     num_choices = request.sampling.n
     num_words = min(max_new_tokens, len(words))
     reason = FinishReason.LENGTH if num_words == max_new_tokens else FinishReason.STOP
+    summary = summary_of(
+        request,
+        len(words),
+        (reason,) * num_choices,
+        num_words * num_choices,
+        report,
+        snapshot,
+    )
     events = []
     for position in range(num_words):
         for choice in range(num_choices):
             mark = f"{choice}:" if num_choices > 1 else ""
+            text = f" {mark}{words[position]}"
             is_last = position == num_words - 1
             is_end = is_last and choice == num_choices - 1
-            summary = summary_of(
-                request,
-                len(words),
-                (reason,) * num_choices,
-                num_words * num_choices,
-                report,
-                snapshot,
-            )
+            is_echoed = request.echo and position == 0
             events.append(
                 TokenEvent(
                     request.request_id,
                     choice,
-                    f" {mark}{words[position]}",
+                    f"{request.prompt}{text}" if is_echoed else text,
                     token_ids=(position,),
                     finish_reason=reason if is_last else None,
                     summary=summary if is_end else None,
+                    logprobs=logprobs_of(request, text),
+                    prompt_logprobs=prompt_logprobs_of(request, words) if is_echoed else (),
                 )
             )
     return events
+
+
+def logprobs_of(request: GenerationRequest, token: str) -> tuple[PositionLogprobs, ...]:
+    """Return a token's log-probability, -0.5, and those of as many others as were asked for."""
+    num_top = request.sampling.logprobs
+    if num_top is None:
+        return ()
+    chosen = TokenLogprob(0, token.encode(), -0.5)
+    others = (TokenLogprob(rank, b"top%d" % rank, -1.0 - rank) for rank in range(1, num_top))
+    return (PositionLogprobs(chosen, (chosen, *others)[:num_top]),)
+
+
+def prompt_logprobs_of(
+    request: GenerationRequest, words: Sequence[str]
+) -> tuple[PositionLogprobs, ...]:
+    """Return the same for the words of a prompt, the first of which has none."""
+    if request.sampling.logprobs is None:
+        return ()
+    first = PositionLogprobs(TokenLogprob(0, words[0].encode(), None), ())
+    return (first, *(logprobs_of(request, f" {word}")[0] for word in words[1:]))

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
@@ -39,9 +40,10 @@ async def generate(
 ) -> Response:
     """Answer with JSON, or with server-sent events when `stream` is true."""
     given = replace(body.to_input(), timeout_s=timeout_s, caller=caller)
+    service = parts.generation
     if body.stream:
-        return await deliver_stream(request, parts.generation, given, _frames)
-    return await deliver_whole(request, parts.generation, given, to_response)
+        return await deliver_stream(request, partial(service.open, given=given), _frames)
+    return await deliver_whole(request, partial(service.complete, given=given), to_response)
 
 
 async def _frames(generation: Generation) -> AsyncIterator[str]:

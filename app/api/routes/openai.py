@@ -14,7 +14,7 @@ from app.api.dependencies import Caller, Parts, RequestTimeout
 from app.api.errors import ModelNotFoundError, name_as_sent
 from app.api.openai_forms import ChatForm, CompletionForm, OpenAIForm
 from app.api.schemas.chat import ChatCompletion, ChatCompletionRequest
-from app.api.schemas.common import kv_cache_of, usage_of
+from app.api.schemas.common import explanation_of, kv_cache_of, usage_of
 from app.api.schemas.errors import ERROR_RESPONSES, ErrorBody
 from app.api.schemas.openai import (
     Completion,
@@ -22,11 +22,14 @@ from app.api.schemas.openai import (
     Model,
     ModelList,
     OpenAIRequest,
+    PromptReport,
     StreamOptions,
 )
 from app.api.sse import DONE_FRAME, data_frame
 from app.api.strict_json import StrictJSONRoute
-from app.services.generation import Generation, GenerationInput, GenerationResult
+from app.services.answers import GenerationResult
+from app.services.generation import GenerationInput
+from app.services.prompt_group import PromptGroup, complete_group, open_group
 from snapkv_core import RequestSummary
 
 _OWNER: Final = "snapkv"
@@ -73,9 +76,9 @@ async def complete(
     timeout_s: RequestTimeout,
 ) -> Response:
     """Answer with JSON, or with server-sent events when `stream` is true."""
-    _require_model(body, parts)
-    given = replace(body.to_input(), timeout_s=timeout_s, caller=caller)
-    return await _answer(request, parts, body, given, CompletionForm())
+    inputs = [replace(one, timeout_s=timeout_s, caller=caller) for one in _inputs(body, parts)]
+    form = CompletionForm(with_logprobs=body.num_logprobs is not None)
+    return await _answer(request, parts, body, inputs, form)
 
 
 @router.post(
@@ -92,16 +95,18 @@ async def chat(
     timeout_s: RequestTimeout,
 ) -> Response:
     """Answer with JSON, or with server-sent events when `stream` is true."""
-    _require_model(body, parts)
+    name_as_sent(request, "logprobs", "top_logprobs")
     if body.max_completion_tokens is not None:
         name_as_sent(request, "max_new_tokens", "max_completion_tokens")
-    given = replace(body.to_input(), timeout_s=timeout_s, caller=caller)
-    return await _answer(request, parts, body, given, ChatForm())
+    inputs = [replace(one, timeout_s=timeout_s, caller=caller) for one in _inputs(body, parts)]
+    form = ChatForm(with_logprobs=body.num_logprobs is not None)
+    return await _answer(request, parts, body, inputs, form)
 
 
-def _require_model(body: OpenAIRequest, parts: Parts) -> None:
+def _inputs(body: OpenAIRequest, parts: Parts) -> list[GenerationInput]:
     if body.model != parts.generation.model_name:
         raise ModelNotFoundError(body.model)
+    return body.inputs()
 
 
 def _served_model(parts: Parts) -> Model:
@@ -120,35 +125,51 @@ async def _answer(
     request: Request,
     parts: Parts,
     body: OpenAIRequest,
-    given: GenerationInput,
+    inputs: list[GenerationInput],
     form: OpenAIForm,
 ) -> Response:
     created = int(time.time())
+    service = parts.generation
     if body.stream:
         options = body.stream_options or StreamOptions()
         to_frames = partial(_frames, form=form, created=created, options=options)
-        return await deliver_stream(request, parts.generation, given, to_frames)
+        submit = partial(open_group, service, inputs=inputs)
+        return await deliver_stream(request, submit, to_frames)
 
     def to_body(result: GenerationResult) -> BaseModel:
         fields = {"id": result.request_id, "created": created, "model": result.model}
-        return form.whole(result.choices, {**fields, **_report_of(result.summary)})
+        return form.whole(result.choices, {**fields, **_report_of(result.summaries)})
 
-    return await deliver_whole(request, parts.generation, given, to_body)
+    return await deliver_whole(request, partial(complete_group, service, inputs=inputs), to_body)
 
 
-def _report_of(summary: RequestSummary) -> dict[str, Any]:
+def _report_of(summaries: Sequence[RequestSummary]) -> dict[str, Any]:
     """Return what is known of a request at its end."""
-    return {
+    reports = [_prompt_report(summary) for summary in summaries]
+    if len(reports) == 1:
+        return reports[0]
+    usage = usage_of(
+        sum(summary.num_prompt_tokens for summary in summaries),
+        sum(summary.num_output_tokens for summary in summaries),
+    )
+    return {"usage": usage, "prompts": [PromptReport(**report) for report in reports]}
+
+
+def _prompt_report(summary: RequestSummary) -> dict[str, Any]:
+    report: dict[str, Any] = {
         "usage": usage_of(summary.num_prompt_tokens, summary.num_output_tokens),
         "kv_cache": kv_cache_of(summary.compression),
         "snapshot": summary.snapshot,
     }
+    if (explanation := explanation_of(summary.compression)) is not None:
+        report["explain"] = explanation
+    return report
 
 
 async def _frames(
-    generation: Generation, *, form: OpenAIForm, created: int, options: StreamOptions
+    group: PromptGroup, *, form: OpenAIForm, created: int, options: StreamOptions
 ) -> AsyncIterator[str]:
-    fields = {"id": generation.request_id, "created": created, "model": generation.model}
+    fields = {"id": group.request_id, "created": created, "model": group.model}
 
     def chunk(choices: Sequence[Any], more: Mapping[str, Any]) -> str:
         body = form.chunk(choices, {**fields, **more})
@@ -160,17 +181,16 @@ async def _frames(
         if not options.continuous_usage_stats:
             # OpenAI's chunks name it from the start, as null.
             return {"usage": None}
-        return {"usage": usage_of(generation.num_prompt_tokens, generation.num_output_tokens)}
+        return {"usage": usage_of(group.num_prompt_tokens, group.num_output_tokens)}
 
     begun: set[int] = set()
-    async for event in generation.events():
+    async for event in group.events():
         if event.choice_index not in begun:
             begun.add(event.choice_index)
             if opening := form.opening(event.choice_index):
                 yield chunk(opening, usage_so_far())
-        if event.text or event.finish_reason is not None:
+        if event.text or event.logprobs or event.finish_reason is not None:
             yield chunk([form.piece(event)], usage_so_far())
-    assert generation.summary is not None, "events() ends with a summary or an error"
     if options.include_usage:
-        yield chunk([], _report_of(generation.summary))
+        yield chunk([], _report_of(group.summaries))
     yield DONE_FRAME

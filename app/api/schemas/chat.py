@@ -7,6 +7,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 
 from app.api.schemas.common import Text
 from app.api.schemas.generate import MAX_MESSAGES
+from app.api.schemas.logprobs import ChatLogprobs
 from app.api.schemas.openai import OpenAIAnswer, OpenAIRequest
 from app.services.generation import GenerationInput
 from snapkv_core import ChatMessage, FinishReason, InvalidParameterError
@@ -74,17 +75,14 @@ class ChatCompletionRequest(OpenAIRequest):
     )
     NEUTRAL: ClassVar[Mapping[str, tuple[object, ...]]] = {
         **OpenAIRequest.NEUTRAL,
-        "logprobs": (False,),
         "metadata": ({},),
         "modalities": (["text"],),
         "parallel_tool_calls": (True, False),
         "reasoning_effort": (),
-        "response_format": ({"type": "text"},),
         "service_tier": ("auto", "default"),
         "store": (False,),
         "tool_choice": ("none",),
         "tools": ([],),
-        "top_logprobs": (),
     }
 
     messages: Annotated[
@@ -93,25 +91,33 @@ class ChatCompletionRequest(OpenAIRequest):
     max_completion_tokens: int | None = Field(
         None, description="The newer name of `max_tokens`; only one of them."
     )
-    logprobs: Any = Field(None, description="Only false.")
+    logprobs: bool | None = Field(None, description="Report each token's log-probability.")
+    top_logprobs: int | None = Field(
+        None, description="With `logprobs`, so many of the likeliest tokens as well: 0 to 20."
+    )
     metadata: Any = Field(None, description="Only empty.")
     modalities: Any = Field(None, description='Only ["text"].')
     parallel_tool_calls: Any = Field(None, description="Not used, since there are no tools.")
     reasoning_effort: Any = Field(None, description="Only null.")
-    response_format: Any = Field(None, description='Only {"type": "text"}.')
     service_tier: Any = Field(None, description="Only `auto` or `default`.")
     store: Any = Field(None, description="Only false.")
     tool_choice: Any = Field(None, description="Only `none`.")
     tools: Any = Field(None, description="Only empty.")
-    top_logprobs: Any = Field(None, description="Only null.")
 
-    def to_input(self) -> GenerationInput:
-        """Return what the service takes.
+    @property
+    def num_logprobs(self) -> int | None:
+        """See `OpenAIRequest.num_logprobs`."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def inputs(self) -> list[GenerationInput]:
+        """See `OpenAIRequest.inputs`.
 
         Raises:
-            InvalidParameterError: Both names of the answer's length are there, or there are
-                options of a stream and no stream.
+            InvalidParameterError: Both names of the answer's length are there, or likeliest tokens
+                without log-probabilities.
         """
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidParameterError("top_logprobs", "is only for logprobs: true")
         if self.max_completion_tokens is None:
             limited = self
         elif self.max_tokens is None:
@@ -121,7 +127,7 @@ class ChatCompletionRequest(OpenAIRequest):
                 "max_completion_tokens", "means the same as max_tokens; send one of them"
             )
         messages = tuple(ChatMessage(message.role, message.content) for message in self.messages)
-        return limited.input_of(messages)
+        return [limited.input_of(messages)]
 
 
 class ChatAnswer(BaseModel):
@@ -137,7 +143,7 @@ class ChatChoice(BaseModel):
 
     index: int
     message: ChatAnswer
-    logprobs: None
+    logprobs: ChatLogprobs | None
     finish_reason: FinishReason
 
 
@@ -153,7 +159,7 @@ class ChatChunkChoice(BaseModel):
 
     index: int
     delta: ChatDelta
-    logprobs: None
+    logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None = Field(description="Null until the answer's last piece.")
 
 

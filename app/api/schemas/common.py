@@ -1,5 +1,6 @@
 """What the bodies of `/generate` and of OpenAI's routes have in common."""
 
+import base64
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -78,6 +79,7 @@ class SharedFields(BaseModel):
         description="Named set of compression knobs; knobs given beside it win.",
         json_schema_extra={"enum": [*PROFILES, None]},
     )
+    explain: bool = Field(False, description="Report which prompt tokens were kept.")
     snapshot: Literal["auto", "off"] = Field(
         "auto",
         description="Whether a stored snapshot of the prompt may be used and one be stored; `off` "
@@ -142,6 +144,18 @@ class KVCacheInfo(BaseModel):
     skipped: str | None = Field(description="Why nothing was dropped, or null.")
 
 
+class Explanation(BaseModel):
+    """Which prompt tokens were kept."""
+
+    num_kv_heads: int = Field(description="The most a byte of `layer_kept_counts` can be.")
+    kept_counts: list[int] = Field(
+        description="Per prompt token, the KV heads that kept it, summed over layers."
+    )
+    layer_kept_counts: list[str] = Field(
+        description="Per layer, base64 of one byte per prompt token: the KV heads that kept it."
+    )
+
+
 def usage_of(num_prompt_tokens: int, num_output_tokens: int) -> Usage:
     """Return the counts of a request."""
     return Usage(
@@ -164,4 +178,16 @@ def kv_cache_of(report: CompressionReport | None) -> KVCacheInfo | None:
         compressed_bytes=report.compressed_bytes,
         kept_attention_mass=report.kept_attention_mass,
         skipped=report.skipped,
+    )
+
+
+def explanation_of(report: CompressionReport | None) -> Explanation | None:
+    """Return which prompt tokens were kept; None where the request did not ask."""
+    if report is None or report.kept_counts is None:
+        return None
+    counts = report.kept_counts
+    return Explanation(
+        num_kv_heads=counts.num_kv_heads,
+        kept_counts=list(counts.total),
+        layer_kept_counts=[base64.b64encode(row).decode("ascii") for row in counts.per_layer],
     )

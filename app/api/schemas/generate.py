@@ -1,21 +1,23 @@
 """Request and answer of `POST /generate`; types here, ranges in the core's own classes."""
 
-import base64
 from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from app.api.schemas.common import (
+    Explanation,
     KVCacheInfo,
     Number,
     SharedFields,
     SnapshotField,
     Text,
     Usage,
+    explanation_of,
     kv_cache_of,
     usage_of,
 )
-from app.services.generation import GenerationInput, GenerationResult
+from app.services.answers import GenerationResult
+from app.services.generation import GenerationInput
 from snapkv_core import ChatMessage, FinishReason, InvalidParameterError, RequestSummary
 
 #: Rendering more than this through a template holds up the process for seconds.
@@ -69,7 +71,6 @@ class GenerateRequest(SharedFields):
     )
     n: int = Field(1, description="Answers to generate.")
     stream: bool = Field(False, description="Answer with server-sent events.")
-    explain: bool = Field(False, description="Report which prompt tokens were kept.")
 
     def to_input(self) -> GenerationInput:
         """Return what the service takes.
@@ -106,18 +107,6 @@ class Timings(BaseModel):
     decode_ms: float
     time_to_first_token_ms: float
     total_ms: float
-
-
-class Explanation(BaseModel):
-    """Which prompt tokens were kept."""
-
-    num_kv_heads: int = Field(description="The most a byte of `layer_kept_counts` can be.")
-    kept_counts: list[int] = Field(
-        description="Per prompt token, the KV heads that kept it, summed over layers."
-    )
-    layer_kept_counts: list[str] = Field(
-        description="Per layer, base64 of one byte per prompt token: the KV heads that kept it."
-    )
 
 
 class Choice(BaseModel):
@@ -168,7 +157,7 @@ def to_response(result: GenerationResult) -> GenerateResponse:
     ]
     return GenerateResponse(
         text=result.choices[0].text,
-        **_outcome_fields(result.request_id, result.model, result.summary),
+        **_outcome_fields(result.request_id, result.model, result.summaries[0]),
         **({"choices": choices} if len(choices) > 1 else {}),
     )
 
@@ -203,11 +192,6 @@ def _outcome_fields(request_id: str, model: str, summary: RequestSummary) -> dic
             total_ms=timings.total_ms,
         ),
     }
-    if report is not None and report.kept_counts is not None:
-        counts = report.kept_counts
-        fields["explain"] = Explanation(
-            num_kv_heads=counts.num_kv_heads,
-            kept_counts=list(counts.total),
-            layer_kept_counts=[base64.b64encode(row).decode("ascii") for row in counts.per_layer],
-        )
+    if (explanation := explanation_of(report)) is not None:
+        fields["explain"] = explanation
     return fields

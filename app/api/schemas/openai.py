@@ -1,7 +1,9 @@
 """Bodies of OpenAI's routes: what their clients send and read, and our knobs as extra fields."""
 
 import json
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import (
@@ -14,6 +16,7 @@ from pydantic import (
 )
 
 from app.api.schemas.common import (
+    Explanation,
     KVCacheInfo,
     Number,
     SharedFields,
@@ -22,11 +25,15 @@ from app.api.schemas.common import (
     Usage,
     require_unicode,
 )
+from app.api.schemas.logprobs import CompletionLogprobs
+from app.api.schemas.response_format import ResponseFormat
 from app.services.generation import GenerationInput
-from snapkv_core import ChatMessage, FinishReason, InvalidParameterError
+from snapkv_core import MAX_BIASED_TOKENS, ChatMessage, FinishReason, InvalidParameterError
 
 #: More than any context holds; checking them must not hold up the process.
 MAX_TOKEN_IDS: Final = 1 << 20
+MAX_PROMPTS: Final = 128
+_TOKEN_ID: Final = re.compile(r"[0-9]{1,9}")
 _TOKEN_IDS: Final[dict[str, Any]] = {
     "type": "array",
     "items": {"type": "integer", "minimum": 0},
@@ -35,24 +42,47 @@ _TOKEN_IDS: Final[dict[str, Any]] = {
 }
 
 
-def _one_prompt(value: Any) -> str | tuple[int, ...]:
-    """Return a text, or token ids, from any of the ways in which clients send one prompt."""
-    if isinstance(value, list) and value and isinstance(value[0], str | list):
-        if len(value) > 1:
-            raise ValueError("must be one prompt; send a request for each")
-        value = value[0]
+def _as_prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
+    """Return texts, or lists of token ids, from any of the ways in which clients send prompts."""
+    if not isinstance(value, list) or not value or not isinstance(value[0], str | list):
+        return (_as_prompt(value),)
+    if len(value) > MAX_PROMPTS:
+        raise ValueError(f"must have at most {MAX_PROMPTS} prompts")
+    return tuple(_as_prompt(one) for one in value)
+
+
+def _as_prompt(value: Any) -> str | tuple[int, ...]:
     if isinstance(value, str):
         if not value:
             raise ValueError("must not be empty")
         return require_unicode(value)
     if not isinstance(value, list) or not value:
-        raise ValueError("must be a text or a list of token ids, and not empty")
+        raise ValueError("must be a text or a list of token ids, or a list of these; not empty")
     if len(value) > MAX_TOKEN_IDS:
         raise ValueError(f"must have at most {MAX_TOKEN_IDS} token ids")
     # Not isinstance: in Python true is an integer.
     if not all(type(token_id) is int and token_id >= 0 for token_id in value):
         raise ValueError("has a token id that is no integer from 0 on")
     return tuple(value)
+
+
+def _as_bias(value: Any) -> tuple[tuple[int, float], ...]:
+    """Return token ids and biases from a JSON object, whose keys are texts."""
+    if value is None:
+        return ()
+    if not isinstance(value, dict):
+        raise ValueError("must be an object of token ids and numbers")
+    if len(value) > MAX_BIASED_TOKENS:
+        raise ValueError(f"must have at most {MAX_BIASED_TOKENS} tokens")
+    biases = []
+    for name, bias in value.items():
+        # isdecimal() and int() take digits of every script.
+        if not (isinstance(name, str) and _TOKEN_ID.fullmatch(name)):
+            raise ValueError("has a key that is no token id")
+        if isinstance(bias, bool) or not isinstance(bias, int | float):
+            raise ValueError("has a bias that is no number")
+        biases.append((int(name), bias))
+    return tuple(biases)
 
 
 class StreamOptions(BaseModel):
@@ -78,11 +108,8 @@ class OpenAIRequest(SharedFields):
     """
 
     NEUTRAL: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "frequency_penalty": (0,),
-        "logit_bias": ({},),
         "min_p": (0,),
         "min_tokens": (0,),
-        "presence_penalty": (0,),
         "repetition_penalty": (1,),
     }
 
@@ -98,11 +125,32 @@ class OpenAIRequest(SharedFields):
     stream: bool | None = Field(None, description="Answer with server-sent events.")
     stream_options: StreamOptions | None = Field(None, description="Only for a stream.")
     user: Text | None = Field(None, description="Accepted and not used.")
-    frequency_penalty: Number | None = Field(None, description="Only 0.")
-    logit_bias: dict[str, Any] | None = Field(None, description="Only empty.")
+    frequency_penalty: Number | None = Field(
+        None, description="From -2 to 2: taken from a token's logit for each time it came."
+    )
+    presence_penalty: Number | None = Field(
+        None, description="From -2 to 2: taken from the logits of tokens that came."
+    )
+    logit_bias: Annotated[Any, AfterValidator(_as_bias)] = Field(
+        None,
+        description="What is added to the logits of tokens: from -100 to 100, by token id.",
+        json_schema_extra={
+            "anyOf": [
+                {
+                    "type": "object",
+                    "propertyNames": {"pattern": _TOKEN_ID.pattern},
+                    "additionalProperties": {"type": "number"},
+                },
+                {"type": "null"},
+            ]
+        },
+        validate_default=True,
+    )
+    response_format: ResponseFormat | None = Field(
+        None, description="Hold the answer to JSON, or to a JSON schema."
+    )
     min_p: Number | None = Field(None, description="Only 0.")
     min_tokens: int | None = Field(None, description="Only 0.")
-    presence_penalty: Number | None = Field(None, description="Only 0.")
     repetition_penalty: Number | None = Field(None, description="Only 1.")
 
     @field_validator("*", mode="before")
@@ -127,6 +175,7 @@ class OpenAIRequest(SharedFields):
         """
         if self.stream_options is not None and not self.stream:
             raise InvalidParameterError("stream_options", "is only for stream: true")
+        form = self.response_format
         return GenerationInput(
             prompt=prompt,
             sampling={
@@ -134,12 +183,27 @@ class OpenAIRequest(SharedFields):
                 "temperature": 1.0 if self.temperature is None else self.temperature,
                 "top_p": 1.0 if self.top_p is None else self.top_p,
                 "n": 1 if self.n is None else self.n,
+                "presence_penalty": self.presence_penalty or 0.0,
+                "frequency_penalty": self.frequency_penalty or 0.0,
+                "logit_bias": self.logit_bias,
+                "logprobs": self.num_logprobs,
+                "json_schema": None if form is None else form.answer_schema(),
                 **self.shared_sampling(),
             },
             knobs=self.knobs(),
             profile=self.profile,
+            explain=self.explain,
             may_use_snapshots=self.may_use_snapshots,
         )
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Likeliest tokens that each token is reported with; None reports nothing."""
+        raise NotImplementedError
+
+    def inputs(self) -> list[GenerationInput]:
+        """Return what the service takes, one for each prompt; raises what `input_of` raises."""
+        raise NotImplementedError
 
 
 class CompletionRequest(OpenAIRequest):
@@ -153,30 +217,42 @@ class CompletionRequest(OpenAIRequest):
     NEUTRAL: ClassVar[Mapping[str, tuple[object, ...]]] = {
         **OpenAIRequest.NEUTRAL,
         "best_of": (1,),
-        "echo": (False,),
-        "logprobs": (),
         "suffix": (),
     }
 
-    prompt: Annotated[Any, AfterValidator(_one_prompt)] = Field(
-        description="Text to continue, or its token ids; a list of one prompt is that prompt.",
+    prompt: Annotated[Any, AfterValidator(_as_prompts)] = Field(
+        description="Text to continue, or its token ids, or a list of several such prompts.",
         json_schema_extra={
             "anyOf": [
                 {"type": "string", "minLength": 1},
                 _TOKEN_IDS,
-                {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 1},
-                {"type": "array", "items": _TOKEN_IDS, "minItems": 1, "maxItems": 1},
+                {
+                    "type": "array",
+                    "items": {"type": "string", "minLength": 1},
+                    "minItems": 1,
+                    "maxItems": MAX_PROMPTS,
+                },
+                {"type": "array", "items": _TOKEN_IDS, "minItems": 1, "maxItems": MAX_PROMPTS},
             ]
         },
     )
+    echo: bool | None = Field(None, description="Begin each answer with its prompt.")
+    logprobs: int | None = Field(
+        None,
+        description="Report each token's log-probability, and this many of the likeliest ones: 0 "
+        "to 20.",
+    )
     best_of: int | None = Field(None, description="Only 1.")
-    echo: bool | None = Field(None, description="Only false.")
-    logprobs: None = Field(None, description="Only null.")
     suffix: None = Field(None, description="Only null.")
 
-    def to_input(self) -> GenerationInput:
-        """Return what the service takes; see `input_of`."""
-        return self.input_of(self.prompt)
+    @property
+    def num_logprobs(self) -> int | None:
+        """See `OpenAIRequest.num_logprobs`."""
+        return self.logprobs
+
+    def inputs(self) -> list[GenerationInput]:
+        """See `OpenAIRequest.inputs`."""
+        return [replace(self.input_of(prompt), echo=bool(self.echo)) for prompt in self.prompt]
 
 
 class CompletionChoice(BaseModel):
@@ -184,8 +260,17 @@ class CompletionChoice(BaseModel):
 
     index: int
     text: str
-    logprobs: None
+    logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None = Field(description="Null until the answer's last piece.")
+
+
+class PromptReport(BaseModel):
+    """What is known at the end of one prompt of several."""
+
+    usage: Usage
+    kv_cache: KVCacheInfo | None = Field(description="What compression did to it.")
+    snapshot: SnapshotField
+    explain: Explanation | None = Field(default=None, description="Only if it was asked for.")
 
 
 class OpenAIAnswer(BaseModel):
@@ -201,6 +286,11 @@ class OpenAIAnswer(BaseModel):
         default=None, description="What compression did to the prompt; no field of OpenAI's."
     )
     snapshot: SnapshotField | None = Field(default=None)
+    explain: Explanation | None = Field(default=None, description="Only if it was asked for.")
+    prompts: list[PromptReport] | None = Field(
+        default=None,
+        description="With several prompts, in place of `kv_cache`, `snapshot` and `explain`.",
+    )
 
 
 class Completion(OpenAIAnswer):
