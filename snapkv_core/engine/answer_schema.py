@@ -8,7 +8,7 @@ from snapkv_core.errors import InvalidParameterError
 
 FIELD: Final = "json_schema"
 MAX_SCHEMA_CHARS: Final = 100_000
-MAX_SCHEMA_DEPTH: Final = 64
+MAX_SCHEMA_DEPTH: Final = 32
 
 #: Keywords that hold a schema, a list of schemas, and schemas by name.
 _ONE: Final = frozenset({"additionalProperties", "items"})
