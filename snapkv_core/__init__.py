@@ -50,6 +50,7 @@ from snapkv_core.events import (
     StepStats,
     TokenEvent,
     TokenLogprob,
+    ToolCall,
 )
 from snapkv_core.kv_cache.guarded_store import GuardedStore, StoreHeldBackError
 from snapkv_core.kv_cache.snapshot import SNAPSHOT_BODIES, SnapshotBody
@@ -64,6 +65,7 @@ from snapkv_core.kv_cache.store import (
 from snapkv_core.kv_cache.tiered_store import OnStoreError, TieredStore
 from snapkv_core.models.demo import ensure_demo_model
 from snapkv_core.models.fingerprint import weights_fingerprint
+from snapkv_core.models.tool_syntax import ToolSyntax
 from snapkv_core.sampling_params import (
     MAX_BIASED_TOKENS,
     MAX_CHOICES,
@@ -134,6 +136,8 @@ __all__ = [
     "TieredStore",
     "TokenEvent",
     "TokenLogprob",
+    "ToolCall",
+    "ToolSyntax",
     "WriteOutcome",
     "check_blob",
     "check_key",

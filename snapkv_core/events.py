@@ -14,11 +14,35 @@ SkipReason = Literal["prompt_fits_capacity", "method_full"]
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool that the assistant asked for.
+
+    Attributes:
+        call_id: Name that the tool's answer refers to.
+        name: The tool.
+        arguments: JSON text of an object.
+    """
+
+    call_id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One message of a conversation, for the model's chat template."""
+    """One message of a conversation, for the model's chat template.
+
+    Attributes:
+        role: Who speaks.
+        content: What was said; None where there are only calls.
+        tool_calls: Calls that the assistant asked for.
+        tool_call_id: The call that a tool answers.
+    """
 
     role: str
-    content: str
+    content: str | None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +57,7 @@ class GenerationRequest:
         explain: Report how many layer-heads kept each prompt token.
         timeout_s: Seconds after submission at which the request is ended, finished or not; None
             takes the engine's own limit, and a longer one is cut to it.
+        tools: JSON texts of the tools that the chat template may offer the model.
         echo: Begin each answer's text with the prompt, and report its tokens' log-probabilities
             where those of the answer are reported.
         snapshot_namespace: Tenant whose snapshots it may use and adds to; None keeps out of the
@@ -45,6 +70,7 @@ class GenerationRequest:
     compression: CompressionConfig
     explain: bool = False
     timeout_s: float | None = None
+    tools: tuple[str, ...] = ()
     echo: bool = False
     snapshot_namespace: str | None = None
 

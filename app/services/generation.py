@@ -30,6 +30,7 @@ from snapkv_core import (
     SnapKVError,
     SnapshotUse,
     TokenEvent,
+    ToolSyntax,
     resolve_compression,
 )
 
@@ -55,6 +56,7 @@ class GenerationInput:
         knobs: Given values by field name of `CompressionConfig`; None counts as absent.
         profile: Named set of knobs that the given ones win over.
         explain: Whether the report says which prompt tokens were kept.
+        tools: JSON texts of the tools that the chat template may offer the model.
         echo: Whether each answer begins with the prompt.
         timeout_s: Seconds the caller waits at most; None takes the server's limit, which also
             bounds a longer one.
@@ -67,6 +69,7 @@ class GenerationInput:
     knobs: Mapping[str, object] = field(default_factory=dict)
     profile: str | None = None
     explain: bool = False
+    tools: tuple[str, ...] = ()
     echo: bool = False
     timeout_s: float | None = None
     may_use_snapshots: bool = True
@@ -260,6 +263,11 @@ class GenerationService:
         """
         return self._engine().model_name
 
+    @property
+    def tool_syntax(self) -> ToolSyntax | None:
+        """How the model writes calls of tools; raises what `model_name` raises."""
+        return self._engine().tool_syntax
+
     def use_default_compression(self, default_compression: CompressionConfig) -> None:
         """Replace what requests that name nothing get, from the next one on."""
         self._default_compression = default_compression
@@ -348,6 +356,7 @@ def to_request(
         sampling=SamplingParams(**given.sampling),  # type: ignore[arg-type]  # checked inside
         compression=resolve_compression(default_compression, given.profile, given.knobs),
         explain=given.explain,
+        tools=given.tools,
         echo=given.echo,
         timeout_s=given.timeout_s,
         snapshot_namespace=namespace_of(given.caller) if given.may_use_snapshots else None,

@@ -12,6 +12,7 @@ from snapkv_core import (
     SnapshotPolicy,
     SnapshotUse,
     TokenEvent,
+    ToolSyntax,
 )
 
 
@@ -74,6 +75,10 @@ class GenerationEngine(Protocol):
     @property
     def num_cache_tokens(self) -> int:
         """Tokens that the KV cache's pool holds, each with all its layers and KV heads."""
+
+    @property
+    def tool_syntax(self) -> ToolSyntax | None:
+        """How the model writes calls of tools; None where its chat template does not tell."""
 
     def max_concurrent(self, compression: CompressionConfig, max_new_tokens: int) -> int:
         """Return how many sequences fit at once, each with its kept prompt and its answer."""

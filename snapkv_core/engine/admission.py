@@ -122,7 +122,7 @@ class RequestPreparer:
             prompt_ids = tuple(self._tokenizer.encode(request.prompt))
         elif field == "messages":
             messages = cast(tuple[ChatMessage, ...], request.prompt)
-            text = self._tokenizer.render_chat(messages)
+            text = self._tokenizer.render_chat(messages, request.tools)
             self._require_short(text, request, field)
             # The template writes the special tokens itself.
             prompt_ids = tuple(self._tokenizer.encode(text, add_special_tokens=False))

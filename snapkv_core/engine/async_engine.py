@@ -34,6 +34,7 @@ from snapkv_core.events import (
 )
 from snapkv_core.kv_cache.snapshot import SnapshotIdentity
 from snapkv_core.kv_cache.store import KVStore
+from snapkv_core.models.tool_syntax import ToolSyntax
 from snapkv_core.sequence import FinishReason, Sequence
 
 _logger = logging.getLogger(__name__)
@@ -146,6 +147,11 @@ class AsyncEngine:
         parts = self._engine.parts
         per_row = parts.manager.num_pages_total // parts.layout.num_page_rows
         return per_row * parts.layout.page_size
+
+    @property
+    def tool_syntax(self) -> ToolSyntax | None:
+        """How the model writes calls of tools; None where its chat template does not tell."""
+        return self._engine.tokenizer.tool_syntax
 
     def max_concurrent(self, compression: CompressionConfig, max_new_tokens: int) -> int:
         """Return how many sequences fit at once whose prompts are longer than their capacity."""

@@ -10,6 +10,7 @@ from jinja2 import TemplateError
 
 from snapkv_core.errors import InvalidParameterError
 from snapkv_core.events import ChatMessage
+from snapkv_core.models.tool_syntax import CALLS_MARKER, ToolSyntax, offers_tools, syntax_of
 from snapkv_core.models.vocabulary import Vocabulary
 
 
@@ -27,7 +28,10 @@ class Tokenizer(Protocol):
         """Return a number of tokens that a text has at least, without looking at it closely."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Turn ids into text without special tokens; bytes that are no character are U+FFFD."""
+        """Turn ids into text without special tokens; bytes that are no character are U+FFFD.
+
+        A token that announces calls of tools is a part of the text, special or not.
+        """
 
     def vocabulary(self) -> Vocabulary:
         """Return all tokens as bytes; takes tenths of a second the first time.
@@ -36,11 +40,20 @@ class Tokenizer(Protocol):
             InvalidParameterError: The tokenizer is of a kind that does not tell them.
         """
 
-    def render_chat(self, messages: Sequence[ChatMessage]) -> str:
+    @property
+    def tool_syntax(self) -> ToolSyntax | None:
+        """How the model writes calls of tools; None where its chat template does not tell."""
+
+    def render_chat(self, messages: Sequence[ChatMessage], tools: Sequence[str] = ()) -> str:
         """Render a conversation with the model's template, ready for the assistant's turn.
 
+        Args:
+            messages: The conversation.
+            tools: JSON texts of the tools that the model may call.
+
         Raises:
-            InvalidParameterError: The model has no template, or it refuses these messages.
+            InvalidParameterError: The model has no template, or it refuses these messages, or has
+                no place for tools.
         """
 
 
@@ -59,6 +72,9 @@ class HFTokenizer:
             self._backend.no_truncation()
             self._backend.no_padding()
         self._longest_token_chars = _longest_token_chars(self._backend)
+        self._calls_marker_id = (
+            None if self._backend is None else self._backend.token_to_id(CALLS_MARKER)
+        )
         self._vocabulary: Vocabulary | None = None
         self._vocabulary_lock = threading.Lock()
         own = tokenizer.eos_token_id
@@ -86,6 +102,11 @@ class HFTokenizer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """See `Tokenizer.decode`."""
+        marker_id = self._calls_marker_id
+        if marker_id is not None and marker_id in token_ids:
+            at = list(token_ids).index(marker_id)
+            before, after = token_ids[:at], token_ids[at + 1 :]
+            return self.decode(before) + CALLS_MARKER + self.decode(after)
         if self._backend is None:
             return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
         return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
@@ -101,21 +122,57 @@ class HFTokenizer:
                 self._vocabulary = Vocabulary(self._backend.to_str(), self._eos_token_ids)
             return self._vocabulary
 
-    def render_chat(self, messages: Sequence[ChatMessage]) -> str:
+    @property
+    def tool_syntax(self) -> ToolSyntax | None:
+        """See `Tokenizer.tool_syntax`."""
+        template = self._template(with_tools=True)
+        return None if template is None else syntax_of(template)
+
+    def render_chat(self, messages: Sequence[ChatMessage], tools: Sequence[str] = ()) -> str:
         """See `Tokenizer.render_chat`."""
         if not self._tokenizer.chat_template:
             raise InvalidParameterError("messages", "this model has no chat template; send prompt")
-        turns = [{"role": message.role, "content": message.content} for message in messages]
+        offered = [json.loads(tool) for tool in tools]
+        template = self._template(with_tools=bool(offered))
+        if offered and (template is None or not offers_tools(template)):
+            raise InvalidParameterError("tools", "this model's chat template has no place for them")
         try:
             return str(
                 self._tokenizer.apply_chat_template(
-                    turns, tokenize=False, add_generation_prompt=True
+                    [_turn(message) for message in messages],
+                    tools=offered or None,
+                    tokenize=False,
+                    add_generation_prompt=True,
                 )
             )
         except (TemplateError, TypeError, ValueError) as error:
             raise InvalidParameterError(
                 "messages", f"the model's chat template refuses them: {error}"
             ) from error
+
+    def _template(self, *, with_tools: bool) -> str | None:
+        """Return the chat template; some models have another one for conversations with tools."""
+        try:
+            return str(self._tokenizer.get_chat_template(tools=[] if with_tools else None))
+        except ValueError:
+            return None
+
+
+def _turn(message: ChatMessage) -> dict[str, Any]:
+    """Return a message in the form that chat templates read."""
+    turn: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        turn["tool_calls"] = [
+            {
+                "id": call.call_id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.loads(call.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        turn["tool_call_id"] = message.tool_call_id
+    return turn
 
 
 def _longest_token_chars(backend: Any) -> int | None:

@@ -19,6 +19,14 @@ PATH = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "a b c"}]
 TEXT = {"type": "text", "text": "a b"}
 
+TOOL = {"type": "function", "function": {"name": "f"}}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+NO_OBJECTS: list[Any] = ["", "[]", "{", {}, None]
+WRONG_CALLS: list[dict[str, Any]] = [
+    *({"id": ""}, {"type": "x"}, {"function": {"name": "f"}}, {"x": 1}),
+    *({"function": {"name": "f", "arguments": text}} for text in NO_OBJECTS),
+]
+
 #: Fields that both of OpenAI's routes have mean the same on both.
 SHARED = set(ChatCompletionRequest.model_fields) & set(BAD_COMPLETION) - {"logprobs"}
 BAD: dict[str, list[Any]] = {
@@ -35,12 +43,23 @@ BAD: dict[str, list[Any]] = {
         [{"role": "user", "content": [TEXT] * (MAX_PARTS + 1)}],
         [{"role": "user", "content": "a", "name": "somebody"}],
         [{"role": "assistant", "content": "a", "tool_calls": []}],
+        [{"role": "assistant"}],
+        [{"role": "tool", "content": "a", "tool_call_id": ""}],
+        *([{"role": "assistant", "tool_calls": [{**CALL, **wrong}]}] for wrong in WRONG_CALLS),
     ],
     "max_completion_tokens": [*NOT_INTEGERS, 0, -1, 4_097],
     "logprobs": [0, 1, ""],
     "top_logprobs": [-1, 21, 1.0, True, ""],
-    "tools": [[{"type": "function", "function": {"name": "f"}}], {}, "x", False],
-    "tool_choice": ["auto", "required", {"type": "function"}, False],
+    "tools": [
+        *({}, "x", False, [1], [{}], [{"type": "function"}], [TOOL, TOOL], [TOOL] * 129),
+        *([{**TOOL, "type": "retrieval"}], [{**TOOL, "x": 1}]),
+        *([{"type": "function", "function": {"name": name}}] for name in ("", "a b", "ä", 1, None)),
+        [{"type": "function", "function": {"name": "f", "parameters": []}}],
+    ],
+    "tool_choice": [
+        *("auto", "required", {"type": "function"}, False, "f"),
+        *({"type": "function", "function": {"name": "f"}}, {"type": "function", "name": "f"}),
+    ],
     "parallel_tool_calls": ["true", 1, 0, []],
     "store": [True, 0, "false"],
     "metadata": [{"a": "b"}, [], ""],

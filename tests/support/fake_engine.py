@@ -29,6 +29,7 @@ from snapkv_core import (
     StepStats,
     TokenEvent,
     TokenLogprob,
+    ToolSyntax,
 )
 
 NUM_LAYERS = 2
@@ -77,6 +78,7 @@ class FakeEngine:
     dtype: str = "float32"
     attention_backend: str = "echo"
     page_size: int = PAGE_SIZE
+    tool_syntax: ToolSyntax | None = "tags"
     num_cache_tokens: int = NUM_PAGES * PAGE_SIZE // (NUM_LAYERS * NUM_KV_HEADS)
     behaviour: FakeBehaviour = field(default_factory=FakeBehaviour)
     requests: list[GenerationRequest] = field(default_factory=list)
@@ -267,7 +269,7 @@ def words_of(prompt: str | Sequence[int] | Sequence[ChatMessage]) -> list[str]:
     return [
         word
         for item in prompt
-        for word in (item.content.split() if isinstance(item, ChatMessage) else [str(item)])
+        for word in ((item.content or "").split() if isinstance(item, ChatMessage) else [str(item)])
     ] or ["?"]
 
 

@@ -141,8 +141,13 @@ class ByteTokenizer:
         tokens = [*(bytes([byte]) for byte in range(NUM_BYTES)), b"</s>"]
         return vocabulary_of(tokens, EOS_ID)
 
-    def render_chat(self, messages: Sequence[object]) -> str:
+    @property
+    def tool_syntax(self) -> None:
+        """Know no tools."""
+
+    def render_chat(self, messages: Sequence[object], tools: Sequence[str] = ()) -> str:
         """Join the messages by a plain template."""
+        del tools
         lines = [f"{message.role}: {message.content}\n" for message in messages]  # type: ignore[attr-defined]
         return "".join(lines) + "assistant:"
 
@@ -192,8 +197,13 @@ class ScriptedTokenizer:
         """Return the pieces and the two tokens before them."""
         return vocabulary_of([b"p", b"</s>", *self.pieces], 1)
 
-    def render_chat(self, messages: Sequence[object]) -> str:
+    @property
+    def tool_syntax(self) -> None:
+        """Know no tools."""
+
+    def render_chat(self, messages: Sequence[object], tools: Sequence[str] = ()) -> str:
         """Give one prompt character per message."""
+        del tools
         return "p" * len(messages)
 
 

@@ -1,7 +1,7 @@
 """OpenAI's routes, so that its clients and the field's load tools can drive this server."""
 
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -30,7 +30,8 @@ from app.api.strict_json import StrictJSONRoute
 from app.services.answers import GenerationResult
 from app.services.generation import GenerationInput
 from app.services.prompt_group import PromptGroup, complete_group, open_group
-from snapkv_core import RequestSummary
+from app.services.tool_calls import MarkerReader, TagsReader, ToolCallReader, WholeReader
+from snapkv_core import InvalidParameterError, RequestSummary
 
 _OWNER: Final = "snapkv"
 _NOT_FOUND: Final[dict[int | str, dict[str, Any]]] = {
@@ -98,8 +99,14 @@ async def chat(
     name_as_sent(request, "logprobs", "top_logprobs")
     if body.max_completion_tokens is not None:
         name_as_sent(request, "max_new_tokens", "max_completion_tokens")
+    if body.forced_tools:
+        name_as_sent(request, "json_schema", "tools")
     inputs = [replace(one, timeout_s=timeout_s, caller=caller) for one in _inputs(body, parts)]
-    form = ChatForm(with_logprobs=body.num_logprobs is not None)
+    form = ChatForm(
+        with_logprobs=body.num_logprobs is not None,
+        new_reader=_reader_of(body, parts),
+        max_calls=1 if body.parallel_tool_calls is False else None,
+    )
     return await _answer(request, parts, body, inputs, form)
 
 
@@ -107,6 +114,25 @@ def _inputs(body: OpenAIRequest, parts: Parts) -> list[GenerationInput]:
     if body.model != parts.generation.model_name:
         raise ModelNotFoundError(body.model)
     return body.inputs()
+
+
+def _reader_of(body: ChatCompletionRequest, parts: Parts) -> Callable[[], ToolCallReader] | None:
+    """Return what makes readers of the calls in an answer; None where no tool is offered.
+
+    Raises:
+        InvalidParameterError: It is not known how this model writes calls.
+    """
+    names = frozenset(tool.function.name for tool in body.offered_tools)
+    if not names:
+        return None
+    if body.forced_tools:
+        return partial(WholeReader, names)
+    syntax = parts.generation.tool_syntax
+    if syntax is None:
+        raise InvalidParameterError(
+            "tool_choice", "this model's calls cannot be told from text; send required, or a name"
+        )
+    return partial(TagsReader if syntax == "tags" else MarkerReader, names)
 
 
 def _served_model(parts: Parts) -> Model:
@@ -189,8 +215,8 @@ async def _frames(
             begun.add(event.choice_index)
             if opening := form.opening(event.choice_index):
                 yield chunk(opening, usage_so_far())
-        if event.text or event.logprobs or event.finish_reason is not None:
-            yield chunk([form.piece(event)], usage_so_far())
+        if (piece := form.piece(event)) is not None:
+            yield chunk([piece], usage_so_far())
     if options.include_usage:
         yield chunk([], _report_of(group.summaries))
     yield DONE_FRAME

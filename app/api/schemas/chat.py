@@ -1,18 +1,30 @@
 """Body and answer of `POST /v1/chat/completions`."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    model_validator,
+)
 
 from app.api.schemas.common import Text
 from app.api.schemas.generate import MAX_MESSAGES
 from app.api.schemas.logprobs import ChatLogprobs
 from app.api.schemas.openai import OpenAIAnswer, OpenAIRequest
+from app.api.schemas.tools import MAX_TOOLS, MessageToolCall, Tool, ToolCallDelta, ToolChoice
 from app.services.generation import GenerationInput
+from app.services.tool_calls import forcing_schema
 from snapkv_core import ChatMessage, FinishReason, InvalidParameterError
 
 MAX_PARTS: Final = 1_000
+#: Why an answer ended; with calls of tools, where an end token came after them, `tool_calls`.
+ChatFinishReason = FinishReason | Literal["tool_calls"]
 
 
 def _joined(content: Any) -> Any:
@@ -39,8 +51,10 @@ class ChatMessageBody(BaseModel):
     role: Annotated[Text, StringConstraints(min_length=1, max_length=64)] = Field(
         description="`system`, `user`, `assistant` or what else the model's template knows."
     )
-    content: Annotated[Text, BeforeValidator(_joined)] = Field(
-        description="What was said: text, or a list of text parts, which become lines.",
+    content: Annotated[Text | None, BeforeValidator(_joined)] = Field(
+        None,
+        description="What was said: text, or a list of text parts, which become lines; null beside "
+        "`tool_calls`.",
         json_schema_extra={
             "anyOf": [
                 {"type": "string"},
@@ -55,10 +69,29 @@ class ChatMessageBody(BaseModel):
                         "additionalProperties": False,
                     },
                 },
+                {"type": "null"},
             ]
         },
     )
     name: None = Field(None, description="Only null: templates know no names.")
+    tool_calls: (
+        Annotated[list[MessageToolCall], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
+        | None
+    ) = Field(None, description="Calls that the assistant asked for.")
+    tool_call_id: Annotated[Text, StringConstraints(min_length=1, max_length=64)] | None = Field(
+        None, description="The call that a tool answers."
+    )
+
+    @model_validator(mode="after")
+    def _require_something(self) -> "ChatMessageBody":
+        if self.content is None and self.tool_calls is None:
+            raise ValueError("has neither content nor tool_calls")
+        return self
+
+    def to_message(self) -> ChatMessage:
+        """Return what the core takes."""
+        calls = tuple(call.to_call() for call in self.tool_calls or ())
+        return ChatMessage(self.role, self.content, calls, self.tool_call_id)
 
 
 class ChatCompletionRequest(OpenAIRequest):
@@ -77,12 +110,9 @@ class ChatCompletionRequest(OpenAIRequest):
         **OpenAIRequest.NEUTRAL,
         "metadata": ({},),
         "modalities": (["text"],),
-        "parallel_tool_calls": (True, False),
         "reasoning_effort": (),
         "service_tier": ("auto", "default"),
         "store": (False,),
-        "tool_choice": ("none",),
-        "tools": ([],),
     }
 
     messages: Annotated[
@@ -97,12 +127,18 @@ class ChatCompletionRequest(OpenAIRequest):
     )
     metadata: Any = Field(None, description="Only empty.")
     modalities: Any = Field(None, description='Only ["text"].')
-    parallel_tool_calls: Any = Field(None, description="Not used, since there are no tools.")
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = Field(
+        None, description="Functions that the model may call, where its chat template knows tools."
+    )
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = Field(
+        None, description="Whether it must call one, or which one; null is `auto`."
+    )
+    parallel_tool_calls: bool | None = Field(
+        None, description="`false`: of several calls in an answer only the first is reported."
+    )
     reasoning_effort: Any = Field(None, description="Only null.")
     service_tier: Any = Field(None, description="Only `auto` or `default`.")
     store: Any = Field(None, description="Only false.")
-    tool_choice: Any = Field(None, description="Only `none`.")
-    tools: Any = Field(None, description="Only empty.")
 
     @property
     def num_logprobs(self) -> int | None:
@@ -126,16 +162,59 @@ class ChatCompletionRequest(OpenAIRequest):
             raise InvalidParameterError(
                 "max_completion_tokens", "means the same as max_tokens; send one of them"
             )
-        messages = tuple(ChatMessage(message.role, message.content) for message in self.messages)
-        return [limited.input_of(messages)]
+        given = limited.input_of(tuple(message.to_message() for message in self.messages))
+        if not (tools := self.offered_tools):
+            return [given]
+        given = replace(given, tools=tuple(tool.template_json() for tool in tools))
+        if self.forced_tools:
+            forced = [(tool.function.name, tool.function.parameters) for tool in self.forced_tools]
+            sampling = {**given.sampling, "json_schema": forcing_schema(forced)}
+            given = replace(given, sampling=sampling)
+        return [given]
+
+    @property
+    def offered_tools(self) -> list[Tool]:
+        """The tools that the model is told of.
+
+        Raises:
+            InvalidParameterError: Tools, their choice and the form of the answer do not agree.
+        """
+        choice, tools = self.tool_choice, self.tools or []
+        if not tools and choice not in (None, "none"):
+            raise InvalidParameterError("tool_choice", "is only for a request with tools")
+        if choice == "none":
+            return []
+        if len({tool.function.name for tool in tools}) < len(tools):
+            raise InvalidParameterError("tools", "two of them have the same name")
+        if tools and self.response_format is not None and self.response_format.type != "text":
+            raise InvalidParameterError("response_format", "cannot be used with tools")
+        return tools
+
+    @property
+    def forced_tools(self) -> list[Tool]:
+        """The tools of which one has to be called; none where the model is free.
+
+        Raises:
+            InvalidParameterError: The chosen one is not offered.
+        """
+        if not isinstance(self.tool_choice, ToolChoice):
+            return self.offered_tools if self.tool_choice == "required" else []
+        name = self.tool_choice.function.name
+        chosen = [tool for tool in self.offered_tools if tool.function.name == name]
+        if not chosen:
+            raise InvalidParameterError("tool_choice", f"no tool has the name {name!r}")
+        return chosen
 
 
 class ChatAnswer(BaseModel):
     """What the model said."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None = Field(description="Null where the model only calls tools.")
     refusal: None
+    tool_calls: list[MessageToolCall] | None = Field(
+        default=None, description="Absent where it calls none."
+    )
 
 
 class ChatChoice(BaseModel):
@@ -144,7 +223,7 @@ class ChatChoice(BaseModel):
     index: int
     message: ChatAnswer
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: ChatFinishReason
 
 
 class ChatDelta(BaseModel):
@@ -152,6 +231,7 @@ class ChatDelta(BaseModel):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(BaseModel):
@@ -160,7 +240,9 @@ class ChatChunkChoice(BaseModel):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None = Field(description="Null until the answer's last piece.")
+    finish_reason: ChatFinishReason | None = Field(
+        description="Null until the answer's last piece."
+    )
 
 
 class ChatCompletion(OpenAIAnswer):
