@@ -105,7 +105,7 @@ def _require_consistent(options: BatchOptions) -> None:
         raise CommandError("--model is for loading here; a server named by --url has its own")
     if options.url is None and options.concurrency is not None:
         raise CommandError("--concurrency is for --url; an engine here takes as many as it holds")
-    if not 1 <= (options.concurrency or 1) <= MAX_CONCURRENCY:
+    if options.concurrency is not None and not 1 <= options.concurrency <= MAX_CONCURRENCY:
         raise CommandError(f"--concurrency: must be from 1 to {MAX_CONCURRENCY}")
 
 

@@ -45,14 +45,12 @@ class Service:
         max_in_flight: How many lines to send at once.
         is_lost: Tells that nothing will ever be answered any more.
         ending: Set when the run is to end: nothing is tried again.
-        patience_s: How long a line is tried again before the whole run is given up.
     """
 
     client: httpx.AsyncClient
     max_in_flight: int
     is_lost: Callable[[], bool]
     ending: asyncio.Event
-    patience_s: float = PATIENCE_S
 
     async def answer(self, request: BatchRequest) -> dict[str, Any] | None:
         """Return the result of a line; None where the run ended before there was one.
@@ -100,7 +98,7 @@ class Service:
 
     async def _ask(self, request: httpx.Request) -> httpx.Response | None:
         """Send until there is an answer that stays."""
-        give_up_s = time.monotonic() + self.patience_s
+        give_up_s = time.monotonic() + PATIENCE_S
         backoff_s = _FIRST_BACKOFF_S
         while True:
             try:
