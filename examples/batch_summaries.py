@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 DOCUMENT = Path(__file__).with_name("handbook.txt")
+TASK = "Summarise the text above in one short sentence, with its number."
 
 
 def write_requests(path: Path, sections: dict[str, str]) -> None:
@@ -20,16 +21,14 @@ def write_requests(path: Path, sections: dict[str, str]) -> None:
             request = {
                 "custom_id": title,
                 "method": "POST",
-                "url": "/v1/completions",
+                "url": "/v1/chat/completions",
                 "body": {
                     "model": "demo",
-                    "prompt": f"{title}\n\n{text}\n\nIn one sentence:\n\n",
+                    # What is wanted stands at the end, because that decides what is kept.
+                    "messages": [{"role": "user", "content": f"{title}\n\n{text}\n\n{TASK}"}],
                     "max_tokens": 32,
                     "temperature": 0,
-                    "stop": ["\n"],
-                    "profile": "summarize",  # a named set of knobs
-                    "window_size": 16,  # a knob beside it wins
-                    "max_capacity_prompt": 96,
+                    "max_capacity_prompt": 112,
                 },
             }
             file.write(json.dumps(request) + "\n")
@@ -37,7 +36,7 @@ def write_requests(path: Path, sections: dict[str, str]) -> None:
 
 def main(url: str) -> None:
     """Write the requests, run the batch, and print each summary and what was kept."""
-    parts = DOCUMENT.read_text(encoding="utf-8").split("\n\n")
+    parts = DOCUMENT.read_text(encoding="utf-8").strip().split("\n\n")
     with tempfile.TemporaryDirectory() as folder:
         requests, results = Path(folder, "in.jsonl"), Path(folder, "out.jsonl")
         write_requests(requests, dict(zip(parts[::2], parts[1::2], strict=True)))
@@ -46,7 +45,7 @@ def main(url: str) -> None:
             result = json.loads(line)
             answer = result["response"]["body"]
             ratio = answer["kv_cache"]["compression_ratio"]
-            print(f"{result['custom_id']}: {answer['choices'][0]['text'].strip()}")
+            print(f"{result['custom_id']}: {answer['choices'][0]['message']['content'].strip()}")
             print(f"    compression_ratio {ratio:.2f}")
 
 

@@ -17,7 +17,7 @@ EXAMPLES = ROOT / "examples"
 KEY_BOX, RADIO = "48213", "31774"
 #: What each must print.
 FACTS = {
-    "batch_summaries.py": [rf"Key box: .*\b{KEY_BOX}\b"],
+    "batch_summaries.py": [rf"Key box: .*\b{KEY_BOX}\b", rf"Radio: .*\b{RADIO}\b"],
     "curl.sh": [rf'"content":"[^"]*\b{KEY_BOX}\b', r"data: \[DONE\]"],
     "langchain_client.py": [rf"Chat: .*\b{RADIO}\b", rf"Completion: .*\b{RADIO}\b"],
     "library.py": [rf"Answer: {KEY_BOX}\b"],
