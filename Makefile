@@ -28,7 +28,7 @@ PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet 
 # A file's tests stay together, since they share servers and models. Files go in their order: by
 # default those with the fewest tests come last, and the longest test of all is alone in its file.
 PYTEST := $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
-CODE := $(wildcard app snapkv_core tests scripts benchmarks)
+CODE := $(wildcard app snapkv_core tests scripts benchmarks examples)
 
 # Stamps: what they name is done until what they depend on changes. The cache folder holds its own,
 # so that deleting the cache deletes them.

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from app.cli.batch.command import DEFAULT_CONCURRENCY, BatchOptions, run_batch
 from app.cli.cost import cost_app
 from app.cli.generate import CommandError, GenerateOptions, read_prompt, run_generate
 from app.cli.server import run_server
@@ -102,6 +103,36 @@ def generate(
     }
     given = {name: value for name, value in fields.items() if value is not None}
     run_generate(GenerateOptions(given, url=url, model=model, as_json=as_json, api_key=api_key))
+
+
+@app.command()
+def batch(
+    requests: Annotated[
+        Path, typer.Argument(help="Requests, one a line, as OpenAI's batches have them.")
+    ],
+    results: Annotated[
+        Path, typer.Argument(help="Gets their results in the same order; a run goes on from it.")
+    ],
+    url: Annotated[
+        str | None, typer.Option(help="Server to ask; without it the model is loaded here.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Model to load here [SNAPKV_MODEL].")] = None,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(help=f"Lines in flight at --url, {DEFAULT_CONCURRENCY} unless set."),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(envvar=CLIENT_KEY, help="Key for --url; better in the environment."),
+    ] = None,
+) -> None:
+    """Answer a file of requests, and go on with it where an earlier run was ended.
+
+    Exit status: 0, every line is answered; 3, some results are errors; 1, it could not go on; 2,
+    it was called wrongly; 130 or 143, it was ended by a signal.
+    """
+    options = BatchOptions(requests, results, url, model, concurrency, api_key)
+    raise typer.Exit(run_batch(options))
 
 
 @app.command("demo-model")

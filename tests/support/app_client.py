@@ -1,12 +1,14 @@
 """Ways to talk to an app under test: in the process, and over a real socket."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import httpx
 import uvicorn
 from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from app.main import create_app
 from app.settings import Settings
@@ -39,7 +41,7 @@ async def fake_service(engine: FakeEngine, **settings: object) -> AsyncIterator[
 
 
 @asynccontextmanager
-async def listening(app: FastAPI, *, shutdown_timeout_s: int = 5) -> AsyncIterator[str]:
+async def listening(app: Starlette, *, shutdown_timeout_s: int = 5) -> AsyncIterator[str]:
     """Serve an app on a loopback port and yield its URL."""
     config = uvicorn.Config(
         app,
@@ -61,6 +63,28 @@ async def listening(app: FastAPI, *, shutdown_timeout_s: int = 5) -> AsyncIterat
     finally:
         server.should_exit = True
         await serving
+
+
+@contextmanager
+def listening_in_thread(build: Callable[[], Starlette]) -> Iterator[str]:
+    """Serve an app from a thread, for callers that block, and yield its URL."""
+    found: list[str] = []
+    ready, done = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        async with listening(build()) as url:
+            found.append(url)
+            ready.set()
+            await asyncio.to_thread(done.wait)
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    assert ready.wait(10)
+    try:
+        yield found[0]
+    finally:
+        done.set()
+        thread.join()
 
 
 async def until_ready(client: httpx.AsyncClient) -> None:

@@ -1,7 +1,7 @@
 """An engine without a model: it echoes the prompt's words, and fails or stalls when told to."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from snapkv_core import (
@@ -52,6 +52,7 @@ class FakeBehaviour:
         abort_after: End with `abort` after this many events, as an engine that is stopped.
         stall_after: Wait after this many events, until the engine is stopped.
         delay_s: Pause before each event.
+        hold: Wait before each event while this says so.
         submit_s: Pause before a request is taken, as while another one reads the same prompt.
         snapshot: What a snapshot did for each request.
     """
@@ -62,6 +63,7 @@ class FakeBehaviour:
     abort_after: int | None = None
     stall_after: int | None = None
     delay_s: float = 0.0
+    hold: Callable[[], bool] = lambda: False
     submit_s: float = 0.0
     snapshot: SnapshotUse = "off"
 
@@ -232,6 +234,8 @@ class FakeStream:
     async def _wait(self) -> None:
         behaviour = self._engine.behaviour
         await asyncio.sleep(behaviour.delay_s)
+        while behaviour.hold():  # noqa: ASYNC110  # a test decides, which wakes no task
+            await asyncio.sleep(0.001)
         if self._num_events == behaviour.stall_after:
             while self._engine.is_alive:  # noqa: ASYNC110  # it is stopped on another thread
                 await asyncio.sleep(0.005)

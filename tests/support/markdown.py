@@ -37,8 +37,12 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """List the Markdown pages of the repository: the root's and those under docs/."""
-    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+    """List the Markdown pages: the root's, and those under docs/ and examples/."""
+    folders = (ROOT / "docs", ROOT / "examples")
+    return [
+        *sorted(ROOT.glob("*.md")),
+        *(page for folder in folders for page in sorted(folder.rglob("*.md"))),
+    ]
 
 
 def blocks_of(page: Path) -> Iterator[Block]:

@@ -1,10 +1,9 @@
 """The `snapkv` command: what it prints, where, and how it exits."""
 
-import asyncio
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +14,7 @@ from app.cli import commands
 from app.main import create_app
 from app.settings import Settings, load_settings
 from snapkv_core import ModelLoadError
-from tests.support.app_client import listening, settings_for_tests
+from tests.support.app_client import listening_in_thread, settings_for_tests
 from tests.support.aws import moto_server, plain_client, use_aws
 from tests.support.command import Command
 from tests.support.fake_engine import FakeEngine
@@ -37,23 +36,9 @@ def snapkv(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 @contextmanager
 def served(**settings: Any) -> Iterator[str]:
     """Serve a fake engine from a thread, as the command blocks."""
-    found: list[str] = []
-    ready, done = threading.Event(), threading.Event()
-
-    async def serve() -> None:
-        async with listening(create_app(settings_for_tests(**settings), FakeEngine())) as url:
-            found.append(url)
-            ready.set()
-            await asyncio.to_thread(done.wait)
-
-    thread = threading.Thread(target=asyncio.run, args=(serve(),))
-    thread.start()
-    assert ready.wait(10)
-    try:
-        yield found[0]
-    finally:
-        done.set()
-        thread.join()
+    app = partial(create_app, settings_for_tests(**settings), FakeEngine())
+    with listening_in_thread(app) as url:
+        yield url
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,0 +1,1 @@
+"""`snapkv batch`: many requests of a file, answered into another one."""
