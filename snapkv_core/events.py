@@ -47,6 +47,21 @@ class GenerationRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestSize:
+    """How large a request is, once its prompt has been tokenised and defaults are filled in.
+
+    Attributes:
+        num_prompt_tokens: Tokens of the prompt.
+        max_new_tokens: Longest answer, tokens.
+        num_choices: Answers.
+    """
+
+    num_prompt_tokens: int
+    max_new_tokens: int
+    num_choices: int
+
+
+@dataclass(frozen=True, slots=True)
 class KeptTokenCounts:
     """How many KV heads kept each prompt token.
 

@@ -15,6 +15,7 @@ import structlog
 from app.records import GenerationRecord, RecordSink
 from app.services.access import ANYBODY, namespace_of
 from app.services.ports import GenerationEngine, GenerationStream
+from app.services.rate_limits import Grant, Quotas
 from snapkv_core import (
     ChatMessage,
     CompressionConfig,
@@ -67,6 +68,15 @@ class GenerationInput:
     may_use_snapshots: bool = True
     caller: str = ANYBODY
 
+    @property
+    def prompt_field(self) -> str:
+        """Name of the field that held the prompt."""
+        return (
+            "messages"
+            if any(isinstance(part, ChatMessage) for part in self.prompt[:1])
+            else "prompt"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ChoiceResult:
@@ -101,8 +111,9 @@ class Generation:
         *,
         started_at: datetime,
         submitted_s: float,
+        grant: Grant,
         is_engine_alive: Callable[[], bool],
-        on_closed: Callable[["Generation"], None],
+        on_closed: Callable[[GenerationRecord], None],
     ) -> None:
         """Follow a request that was handed to the engine.
 
@@ -112,6 +123,7 @@ class Generation:
             stream: Its answer.
             started_at: When it was about to be handed over.
             submitted_s: The same by the monotonic clock, seconds.
+            grant: What it was charged.
             is_engine_alive: Says whether the engine's failure is the request's own.
             on_closed: Called once at the end.
         """
@@ -130,6 +142,7 @@ class Generation:
         self.snapshot = stream.snapshot
         self.lookup_ms = stream.lookup_ms
         self.num_output_tokens = 0
+        self._grant = grant
         self._is_engine_alive = is_engine_alive
         self._on_closed = on_closed
         self._is_closed = False
@@ -166,7 +179,9 @@ class Generation:
         try:
             await self._stream.aclose()
         finally:
-            self._on_closed(self)
+            record = self.record()
+            self._grant.settle(record.num_prompt_tokens + record.num_output_tokens)
+            self._on_closed(record)
 
     async def _read_summary(self, event: TokenEvent) -> None:
         """Read on to the summary where all choices end at once, as they do when time is up."""
@@ -239,6 +254,7 @@ class GenerationService:
         engine: Callable[[], GenerationEngine],
         default_compression: CompressionConfig,
         sinks: Sequence[RecordSink],
+        quotas: Quotas,
     ) -> None:
         """Serve from whatever `engine` returns, which may raise while there is none.
 
@@ -246,9 +262,11 @@ class GenerationService:
             engine: Returns the engine.
             default_compression: What requests that name nothing get, until it is replaced.
             sinks: Told of each request that ended.
+            quotas: What callers may have.
         """
         self._engine = engine
         self._sinks = tuple(sinks)
+        self._quotas = quotas
         self._default_compression = default_compression
         self._active_ids: set[str] = set()
 
@@ -286,14 +304,18 @@ class GenerationService:
             QueueFullError: No room to wait; nothing was queued.
             EngineStoppedError: The engine takes no work.
             EngineNotReadyError: There is no engine yet.
+            OverCeilingError: The caller may never ask for as much.
+            RateLimitedError: The caller has had what it may have in a minute.
         """
         engine = self._engine()
         request = to_request(self._unused(request_id), given, self._default_compression)
+        grant = self._quotas.grant(given.caller, given.prompt_field)
         started_at, submitted_s = datetime.now(UTC), time.monotonic()
         self._active_ids.add(request.request_id)
         try:
-            stream = await engine.submit(request)
+            stream = await engine.submit(request, grant.admit)
         except BaseException:
+            grant.cancel()
             self._active_ids.discard(request.request_id)
             raise
         return Generation(
@@ -302,6 +324,7 @@ class GenerationService:
             stream,
             started_at=started_at,
             submitted_s=submitted_s,
+            grant=grant,
             is_engine_alive=lambda: engine.stats().is_alive,
             on_closed=self._on_closed,
         )
@@ -333,9 +356,8 @@ class GenerationService:
             summary=generation.summary,
         )
 
-    def _on_closed(self, generation: Generation) -> None:
-        self._active_ids.discard(generation.request_id)
-        record = generation.record()
+    def _on_closed(self, record: GenerationRecord) -> None:
+        self._active_ids.discard(record.request_id)
         for sink in self._sinks:
             try:
                 sink.on_generation(record)

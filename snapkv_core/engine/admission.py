@@ -11,10 +11,16 @@ from typing import cast
 from snapkv_core.config import EngineConfig
 from snapkv_core.engine.memory_ledger import MemoryLedger
 from snapkv_core.errors import InvalidParameterError, PromptTooLongError
-from snapkv_core.events import ChatMessage, GenerationRequest
+from snapkv_core.events import ChatMessage, GenerationRequest, RequestSize
 from snapkv_core.models.spec import ModelSpec
 from snapkv_core.models.tokenizer import Tokenizer
 from snapkv_core.sequence import Sequence
+
+
+def size_of(group: tuple[Sequence, ...]) -> RequestSize:
+    """Return the size of a request, given its sequences."""
+    leader = group[0]
+    return RequestSize(leader.num_prompt_tokens, leader.max_new_tokens, len(group))
 
 
 class RequestPreparer:

@@ -7,12 +7,14 @@ import os
 import queue
 import threading
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
 from snapkv_core.config import CompressionConfig, EngineConfig
+from snapkv_core.engine.admission import size_of
 from snapkv_core.engine.engine import Engine
 from snapkv_core.engine.finding import NOT_LOOKED_UP, Finding
 from snapkv_core.engine.memory_plan import held_memory_bytes
@@ -30,6 +32,7 @@ from snapkv_core.events import (
     EngineObserver,
     EngineStats,
     GenerationRequest,
+    RequestSize,
     TokenEvent,
 )
 from snapkv_core.kv_cache.snapshot import SnapshotIdentity
@@ -186,8 +189,14 @@ class AsyncEngine:
         if self._snapshots is not None:
             self._snapshots.close()
 
-    async def submit(self, request: GenerationRequest) -> ResponseStream:
+    async def submit(
+        self, request: GenerationRequest, admit: Callable[[RequestSize], None] | None = None
+    ) -> ResponseStream:
         """Queue a request; tokenising happens on a worker thread.
+
+        Args:
+            request: The request.
+            admit: Called with its size once that is known; what it raises refuses the request.
 
         Raises:
             EngineStoppedError: The engine is not running.
@@ -201,7 +210,7 @@ class AsyncEngine:
         num_in_flight = len(self._in_flight) + self._num_preparing
         if num_in_flight >= self.config.max_num_seqs + self.config.max_num_waiting:
             raise QueueFullError(num_in_flight, self._service_rate.retry_after_s())
-        group, finding = await self._prepare(request)
+        group, finding = await self._prepare(request, admit)
         stream = ResponseStream(
             group[0], finding, on_abandoned=self._abandon, on_ended=self._in_flight.discard
         )
@@ -234,7 +243,9 @@ class AsyncEngine:
             snapshots=None if self._snapshots is None else self._snapshots.stats(),
         )
 
-    async def _prepare(self, request: GenerationRequest) -> tuple[tuple[Sequence, ...], Finding]:
+    async def _prepare(
+        self, request: GenerationRequest, admit: Callable[[RequestSize], None] | None
+    ) -> tuple[tuple[Sequence, ...], Finding]:
         """Tokenise on a thread and look for a snapshot, within the request's time."""
         limit_s = min(request.timeout_s or math.inf, self.config.request_timeout_s)
         # Other prompts may keep these threads busy, which counts as waiting.
@@ -247,6 +258,8 @@ class AsyncEngine:
         try:
             async with asyncio.timeout(limit_s):
                 group, identity = await asyncio.wrap_future(prepared)
+                if admit is not None:
+                    admit(size_of(group))
                 return group, await self._find(request, group[0], identity)
         except TimeoutError as error:
             raise DeadlineExceededError(
