@@ -280,7 +280,8 @@ class Settings(
         Raises:
             SettingsError: They do not; names the variable or the secret.
         """
-        if (problem := self.limits_problem(self.api_keys)) is not None:
+        window_size = self.default_compression().window_size
+        if (problem := self.limits_problem(self.api_keys, window_size)) is not None:
             source = f"secret {self.secret_id}: key_limits"
             is_secret = "key_limits" in self._secret_fields
             raise SettingsError(f"{source if is_secret else env_name('key_limits')}: {problem}")

@@ -35,6 +35,8 @@ class GenerationRequest:
             takes the engine's own limit, and a longer one is cut to it.
         snapshot_namespace: Tenant whose snapshots it may use and adds to; None keeps out of the
             store.
+        max_default_new_tokens: Answer length that the engine's default is cut to where the request
+            names none; None leaves the default.
     """
 
     request_id: str
@@ -44,6 +46,7 @@ class GenerationRequest:
     explain: bool = False
     timeout_s: float | None = None
     snapshot_namespace: str | None = None
+    max_default_new_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,10 @@ import structlog
 
 from app.records import GenerationRecord, RecordSink
 from app.services.access import ANYBODY, namespace_of
+from app.services.ceilings import require_sampling_within, resolve_within
 from app.services.ports import GenerationEngine, GenerationStream
 from app.services.rate_limits import Grant, Quotas
+from app.setting_groups.key_limits import NO_LIMITS, KeyLimits
 from snapkv_core import (
     ChatMessage,
     CompressionConfig,
@@ -28,7 +30,6 @@ from snapkv_core import (
     SamplingParams,
     SnapKVError,
     TokenEvent,
-    resolve_compression,
 )
 
 #: Longest piece of an engine's error text that goes into a log line.
@@ -67,15 +68,6 @@ class GenerationInput:
     timeout_s: float | None = None
     may_use_snapshots: bool = True
     caller: str = ANYBODY
-
-    @property
-    def prompt_field(self) -> str:
-        """Name of the field that held the prompt."""
-        return (
-            "messages"
-            if any(isinstance(part, ChatMessage) for part in self.prompt[:1])
-            else "prompt"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,8 +300,9 @@ class GenerationService:
             RateLimitedError: The caller has had what it may have in a minute.
         """
         engine = self._engine()
-        request = to_request(self._unused(request_id), given, self._default_compression)
-        grant = self._quotas.grant(given.caller, given.prompt_field)
+        limits = self._quotas.limits_of(given.caller)
+        request = to_request(self._unused(request_id), given, self._default_compression, limits)
+        grant = self._quotas.grant(given.caller, request)
         started_at, submitted_s = datetime.now(UTC), time.monotonic()
         self._active_ids.add(request.request_id)
         try:
@@ -373,20 +366,29 @@ class GenerationService:
 
 
 def to_request(
-    request_id: str, given: GenerationInput, default_compression: CompressionConfig
+    request_id: str,
+    given: GenerationInput,
+    default_compression: CompressionConfig,
+    limits: KeyLimits = NO_LIMITS,
 ) -> GenerationRequest:
     """Check a caller's values and complete them.
 
     Raises:
         InvalidParameterError: A value is out of range; names the field.
+        OverCeilingError: A value is above the caller's ceiling; names the field.
     """
+    sampling = SamplingParams(**given.sampling)  # type: ignore[arg-type]  # checked inside
+    require_sampling_within(sampling, limits)
     return GenerationRequest(
         request_id=request_id,
         prompt=given.prompt,
-        sampling=SamplingParams(**given.sampling),  # type: ignore[arg-type]  # checked inside
-        compression=resolve_compression(default_compression, given.profile, given.knobs),
+        sampling=sampling,
+        compression=resolve_within(
+            default_compression, given.profile, given.knobs, limits.max_capacity_prompt
+        ),
         explain=given.explain,
         timeout_s=given.timeout_s,
+        max_default_new_tokens=limits.max_new_tokens,
         snapshot_namespace=namespace_of(given.caller) if given.may_use_snapshots else None,
     )
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from app.services.ceilings import OverCeilingError
+from app.services.ceilings import OverCeilingError, prompt_field_of, require_size_within
 from app.setting_groups.key_limits import EVERYBODY, NO_LIMITS, KeyLimits
-from snapkv_core import RequestSize
+from snapkv_core import GenerationRequest, RequestSize
 
 WINDOW_S: Final = 60.0
 
@@ -113,16 +113,16 @@ class Grant:
     """What one request was charged: itself, then its tokens; settle or cancel it, once."""
 
     def __init__(
-        self, usage: _Usage, limits: KeyLimits, prompt_field: str, clock: Callable[[], float]
+        self,
+        usage: _Usage,
+        limits: KeyLimits,
+        request: GenerationRequest,
+        clock: Callable[[], float],
     ) -> None:
-        """Charge the request.
-
-        Raises:
-            RateLimitedError: The caller has sent its requests of this minute.
-        """
+        """Charge the request; see `Quotas.grant`."""
         self._usage = usage
         self._limits = limits
-        self._prompt_field = prompt_field
+        self._request = request
         self._clock = clock
         self._tokens: Entry | None = None
         now_s, limit = clock(), limits.requests_per_minute
@@ -131,15 +131,17 @@ class Grant:
                 f"this caller may send {limit} requests a minute, and has sent them",
                 usage.requests.wait_s(1, limit, now_s),
             )
-        self._request = usage.requests.charge(1, now_s)
+        self._entry = usage.requests.charge(1, now_s)
 
     def admit(self, size: RequestSize) -> None:
         """Charge the tokens of the prompt and those that the answers may have.
 
         Raises:
-            OverCeilingError: They exceed what the caller may have in any minute.
+            OverCeilingError: The prompt is longer than the caller's may be, or they exceed what it
+                may have in any minute.
             RateLimitedError: They exceed what is left of this minute.
         """
+        require_size_within(size, self._request, self._limits)
         num_tokens = size.num_prompt_tokens + size.num_choices * size.max_new_tokens
         now_s, limit = self._clock(), self._limits.tokens_per_minute
         if limit is not None:
@@ -159,14 +161,14 @@ class Grant:
 
     def cancel(self) -> None:
         """Give everything back: the request was refused."""
-        self._usage.requests.change(self._request, 0)
+        self._usage.requests.change(self._entry, 0)
         self.settle(0)
 
     def _require_possible(self, size: RequestSize, num_tokens: int, limit: int) -> None:
         if num_tokens <= limit:
             return
         raise OverCeilingError(
-            "max_new_tokens" if size.num_prompt_tokens < limit else self._prompt_field,
+            "max_new_tokens" if size.num_prompt_tokens < limit else prompt_field_of(self._request),
             f"the prompt has {size.num_prompt_tokens} tokens and its answers up to "
             f"{num_tokens - size.num_prompt_tokens} more; this caller may have {limit} a minute, "
             "so that no waiting helps",
@@ -198,18 +200,18 @@ class Quotas:
         """Return what a caller may have."""
         return self._limits.get(caller) or self._limits.get(EVERYBODY) or NO_LIMITS
 
-    def grant(self, caller: str, prompt_field: str) -> Grant:
+    def grant(self, caller: str, request: GenerationRequest) -> Grant:
         """Charge a request to its caller.
 
         Args:
             caller: Who sent it.
-            prompt_field: How its prompt's field is called, for errors.
+            request: The request; nothing of it is changed.
 
         Raises:
             RateLimitedError: The caller has sent its requests of this minute.
         """
         usage = self._usage.setdefault(caller, _Usage())
-        return Grant(usage, self.limits_of(caller), prompt_field, self._clock)
+        return Grant(usage, self.limits_of(caller), request, self._clock)
 
     def states_of(self, caller: str) -> list[RateState]:
         """Return where a caller stands with each limit that it has."""

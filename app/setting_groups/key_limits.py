@@ -24,12 +24,20 @@ class KeyLimits(BaseModel):
     Attributes:
         requests_per_minute: Requests that are taken in any 60 seconds.
         tokens_per_minute: Tokens in any 60 seconds, prompts and answers together.
+        max_capacity_prompt: Prompt tokens that a request may keep per layer and KV head.
+        max_prompt_tokens: Tokens of a prompt.
+        max_new_tokens: Tokens of an answer.
+        max_choices: Answers of a request.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     requests_per_minute: Limit = None
     tokens_per_minute: Limit = None
+    max_capacity_prompt: Limit = None
+    max_prompt_tokens: Limit = None
+    max_new_tokens: Limit = None
+    max_choices: Limit = None
 
 
 NO_LIMITS: Final = KeyLimits()
@@ -96,9 +104,14 @@ class KeyLimitSettings(BaseModel):
         )
     )
 
-    def limits_problem(self, names: Mapping[str, object]) -> str | None:
-        """Return what is wrong with whom the limits are for, given the keys by name."""
-        for number, name in enumerate(self.key_limits, 1):
+    def limits_problem(self, names: Mapping[str, object], window_size: int) -> str | None:
+        """Return what is wrong with the limits, given the keys by name and the default window."""
+        for number, (name, limits) in enumerate(self.key_limits.items(), 1):
             if name != EVERYBODY and name not in names:
                 return f"entry {number} is for no key that there is"
+            if (limits.max_capacity_prompt or window_size + 1) <= window_size:
+                return (
+                    f"entry {number}: max_capacity_prompt must be greater than the window_size of "
+                    f"requests that name none ({window_size})"
+                )
         return None

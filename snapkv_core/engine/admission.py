@@ -134,4 +134,7 @@ class RequestPreparer:
                 max_new_tokens=needed,
                 max_model_len=self._spec.max_model_len,
             )
-        return min(self._config.default_max_new_tokens, room) if wanted is None else wanted
+        if wanted is not None:
+            return wanted
+        default = self._config.default_max_new_tokens
+        return min(default, room, request.max_default_new_tokens or default)

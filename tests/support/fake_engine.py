@@ -162,7 +162,9 @@ class FakeEngine:
 
     def _max_new_tokens(self, request: GenerationRequest, words: Sequence[str]) -> int:
         """Return the length of the longest answer; raises for a request that cannot fit."""
-        max_new_tokens = request.sampling.max_new_tokens or self.config.default_max_new_tokens
+        default = self.config.default_max_new_tokens
+        default = min(default, request.max_default_new_tokens or default)
+        max_new_tokens = request.sampling.max_new_tokens or default
         if max_new_tokens > (limit := self.config.max_new_tokens_limit):
             raise InvalidParameterError("max_new_tokens", f"must be at most {limit}")
         if len(words) + max_new_tokens > self.max_model_len:

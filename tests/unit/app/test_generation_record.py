@@ -59,7 +59,7 @@ async def fail(events: Sequence[TokenEvent]) -> Generation:
         Script(events),
         started_at=datetime.now(UTC),
         submitted_s=0.0,
-        grant=Quotas({}).grant("anybody", "prompt"),
+        grant=Quotas({}).grant("anybody", request),
         is_engine_alive=lambda: True,
         on_closed=lambda _: None,
     )

@@ -75,3 +75,14 @@ def test_a_secret_may_hold_limits() -> None:
     secret: dict[str, object] = {"key_limits": parse_key_limits({"nobody": {}})}
     with pytest.raises(SettingsError, match="secret s: key_limits: entry 1 is for no key"):
         load_settings({"secret_id": "s"}, env_file=None, read_secret=lambda _: secret)
+
+
+def test_a_ceiling_below_the_default_window_stops_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Requests that name no knob could not be answered."""
+    monkeypatch.setenv("SNAPKV_KEY_LIMITS", json.dumps({"default": {"max_capacity_prompt": 16}}))
+    with pytest.raises(SettingsError, match=r"SNAPKV_KEY_LIMITS: entry 1: .* greater than .* \(16"):
+        load_settings(env_file=None)
+    monkeypatch.setenv("SNAPKV_WINDOW_SIZE", "15")
+    load_settings(env_file=None)

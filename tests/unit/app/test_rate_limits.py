@@ -7,7 +7,9 @@ import pytest
 from app.services.ceilings import OverCeilingError
 from app.services.rate_limits import Grant, Quotas, RateLimitedError, RateState
 from app.setting_groups.key_limits import KeyLimits
-from snapkv_core import RequestSize
+from snapkv_core import CompressionConfig, GenerationRequest, RequestSize, SamplingParams
+
+PROMPT = GenerationRequest("r", "p", SamplingParams(), CompressionConfig())
 
 
 class Clock:
@@ -25,7 +27,7 @@ def quotas_with(clock: Clock, **limits: int) -> Quotas:
 
 
 def send(quotas: Quotas, num_tokens: int, caller: str = "a") -> None:
-    grant = quotas.grant(caller, "prompt")
+    grant = quotas.grant(caller, PROMPT)
     try:
         grant.admit(RequestSize(num_tokens - 1, 1, 1))
     except (RateLimitedError, OverCeilingError):
@@ -36,7 +38,7 @@ def send(quotas: Quotas, num_tokens: int, caller: str = "a") -> None:
 def ask(quotas: Quotas, size: RequestSize) -> tuple[Grant | None, float]:
     """Return what was granted, or else the time to wait."""
     try:
-        grant = quotas.grant("a", "prompt")
+        grant = quotas.grant("a", PROMPT)
     except RateLimitedError as error:
         return None, error.retry_after_s
     try:
@@ -106,7 +108,7 @@ def test_the_request_after_the_limit_waits_for_the_first_to_be_a_minute_old() ->
 def test_a_refused_request_leaves_no_trace() -> None:
     quotas = quotas_with(Clock(), requests_per_minute=3, tokens_per_minute=50)
     before = quotas.states_of("a")
-    grant = quotas.grant("a", "prompt")
+    grant = quotas.grant("a", PROMPT)
     grant.admit(RequestSize(10, 5, 2))
     assert [state.remaining for state in quotas.states_of("a")] == [2, 30]
     grant.cancel()
@@ -120,8 +122,11 @@ def test_a_refused_request_leaves_no_trace() -> None:
 
 def test_what_alone_exceeds_a_minute_is_never_worth_waiting_for() -> None:
     quotas = quotas_with(Clock(), tokens_per_minute=50)
-    for size, field in ((RequestSize(30, 7, 3), "max_new_tokens"), (RequestSize(60, 1, 1), "text")):
-        grant = quotas.grant("a", "text")
+    for size, field in (
+        (RequestSize(30, 7, 3), "max_new_tokens"),
+        (RequestSize(60, 1, 1), "prompt"),
+    ):
+        grant = quotas.grant("a", PROMPT)
         with pytest.raises(OverCeilingError) as refused:
             grant.admit(size)
         needed = size.num_prompt_tokens + size.max_new_tokens * size.num_choices
@@ -132,7 +137,7 @@ def test_what_alone_exceeds_a_minute_is_never_worth_waiting_for() -> None:
 def test_tokens_given_back_after_their_minute_are_not_given_twice() -> None:
     clock = Clock()
     quotas = quotas_with(clock, tokens_per_minute=50)
-    grant = quotas.grant("a", "prompt")
+    grant = quotas.grant("a", PROMPT)
     grant.admit(RequestSize(10, 40, 1))
     clock.now_s += 61
     send(quotas, 50)
