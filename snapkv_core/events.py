@@ -35,6 +35,7 @@ class GenerationRequest:
             takes the engine's own limit, and a longer one is cut to it.
         snapshot_namespace: Tenant whose snapshots it may use and adds to; None keeps out of the
             store.
+        tenant: Whose request it is; requests of several tenants take turns.
         max_default_new_tokens: Answer length that the engine's default is cut to where the request
             names none; None leaves the default.
     """
@@ -46,6 +47,7 @@ class GenerationRequest:
     explain: bool = False
     timeout_s: float | None = None
     snapshot_namespace: str | None = None
+    tenant: str = ""
     max_default_new_tokens: int | None = None
 
 

@@ -38,6 +38,7 @@ class Sequence:
         prompt_ids: Tokens of the prompt.
         sampling: Sampling parameters with `max_new_tokens` and `seed` filled in.
         compression: How its prompt's KV is compressed.
+        tenant: Whose request it is; tenants take turns.
         explain: Whether the report names the prompt tokens that were kept.
         is_restored: Whether its prompt's KV comes out of a snapshot, so that no model reads it.
         output_ids: Tokens generated so far.
@@ -57,6 +58,7 @@ class Sequence:
     arrival_s: float
     deadline_s: float = math.inf
     choice_index: int = 0
+    tenant: str = ""
     explain: bool = False
     is_restored: bool = False
     output_ids: list[int] = field(default_factory=list)

@@ -388,6 +388,7 @@ def to_request(
         ),
         explain=given.explain,
         timeout_s=given.timeout_s,
+        tenant=given.caller,
         max_default_new_tokens=limits.max_new_tokens,
         snapshot_namespace=namespace_of(given.caller) if given.may_use_snapshots else None,
     )

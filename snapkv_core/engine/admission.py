@@ -74,6 +74,7 @@ class RequestPreparer:
                 arrival_s=arrival_s,
                 deadline_s=arrival_s + timeout_s,
                 choice_index=choice_index,
+                tenant=request.tenant,
                 explain=request.explain,
             )
             for choice_index in range(sampling.n)
