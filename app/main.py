@@ -137,9 +137,26 @@ def create_app(
         generation=generation,
         metrics=service_metrics,
     )
-    _include_routes(app)
+    _include_routes(app, with_metrics=settings.admin_port is None)
     install_error_handlers(app)
     _add_middleware(app, settings, service_metrics, access, quotas, tracer)
+    return app
+
+
+def create_admin_app(parts: AppParts) -> FastAPI:
+    """Build what the second port serves: health and metrics of an app, whoever asks.
+
+    Args:
+        parts: Those of the app that is looked at, which starts and ends them.
+    """
+    app = FastAPI(openapi_url=None, redirect_slashes=False)
+    app.state.parts = parts
+    app.include_router(health.router)
+    app.include_router(metrics.router)
+    install_error_handlers(app)
+    app.add_middleware(UnhandledErrorMiddleware, to_response=response_for)
+    app.add_middleware(RequestLogMiddleware, on_request=parts.metrics.count_request)
+    app.add_middleware(RequestIdMiddleware)
     return app
 
 
@@ -179,15 +196,11 @@ def _lifespan(
     return lifespan
 
 
-def _include_routes(app: FastAPI) -> None:
-    for router in (
-        generate.router,
-        openai.router,
-        openai.models_router,
-        health.router,
-        metrics.router,
-    ):
+def _include_routes(app: FastAPI, *, with_metrics: bool) -> None:
+    for router in (generate.router, openai.router, openai.models_router, health.router):
         app.include_router(router)
+    if with_metrics:
+        app.include_router(metrics.router)
 
 
 def _add_middleware(

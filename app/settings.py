@@ -109,8 +109,8 @@ class Settings(
     max_num_seqs: int = Field(_ENGINE.max_num_seqs, description="Sequences held in memory at once.")
     max_num_waiting: int = Field(
         _ENGINE.max_num_waiting,
-        description="Requests that may wait beyond those; more are answered with 429, apart from the "
-        "first of each key.",
+        description="Requests that may wait beyond those; more are answered with 429, apart from "
+        "the first of each key.",
     )
     attention_backend: Literal["auto", "sdpa", "matmul", "flash"] = Field(
         _ENGINE.attention_backend,

@@ -18,6 +18,16 @@ class ServerSettings(BaseModel):
     port: int = Field(
         8000, ge=0, le=65_535, description="Port the server listens on; 0 takes a free one."
     )
+    admin_host: str = Field(
+        "127.0.0.1", min_length=1, description="Address of the second port, if there is one."
+    )
+    admin_port: int | None = Field(
+        None,
+        ge=0,
+        le=65_535,
+        description="Second port, with `/metrics` and `/health` and without keys; `/metrics` is "
+        "then on no other.",
+    )
     max_body_bytes: int = Field(
         8 * 1024 * 1024, ge=1_024, description="Largest request body; more is answered with 413."
     )
@@ -38,12 +48,13 @@ class ServerSettings(BaseModel):
         "status `stalled`.",
     )
 
-    @field_validator("port", mode="before")
+    @field_validator("port", "admin_port", mode="before")
     @classmethod
     def _reject_service_link(cls, value: object) -> object:
         if isinstance(value, str) and "://" in value:
             raise ValueError(
                 "must be a port number; this looks like the link that Kubernetes injects for a "
-                "Service named snapkv: set enableServiceLinks to false or rename the Service"
+                "Service named snapkv or snapkv-admin: set enableServiceLinks to false or rename "
+                "the Service"
             )
         return value
