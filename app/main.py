@@ -14,6 +14,7 @@ from app.integrations.aws.weights.models import S3Models, s3_models
 from app.integrations.snapshot_tiers import open_snapshot_tiers
 from app.middleware.access import AccessMiddleware
 from app.middleware.body_limit import BodyLimitMiddleware
+from app.middleware.rate_limits import RateLimitHeadersMiddleware
 from app.middleware.request_id import RequestIdMiddleware
 from app.middleware.request_log import RequestLogMiddleware
 from app.middleware.tracing import TracingMiddleware
@@ -23,6 +24,7 @@ from app.services.access import AccessControl
 from app.services.engine_host import EngineHost
 from app.services.generation import GenerationService
 from app.services.ports import GenerationEngine
+from app.services.rate_limits import Quotas
 from app.services.settings_refresh import SettingsRefresh
 from app.settings import Settings
 from app.telemetry.emf import EmfMetrics
@@ -106,14 +108,16 @@ def create_app(
     )
     request_log = open_request_log(settings, service_metrics.aws.count_request_log_items)
     sinks: tuple[RecordSink | None, ...] = (GenerationLog(), GenerationTraces(), emf, request_log)
+    quotas = Quotas(settings.key_limits)
     generation = GenerationService(
-        host.engine, default_compression, [sink for sink in sinks if sink is not None]
+        host.engine, default_compression, [sink for sink in sinks if sink is not None], quotas
     )
     access = AccessControl(settings.keys_in_force)
 
     def on_change(found: Settings) -> None:
         generation.use_default_compression(found.default_compression())
         access.use_keys(found.keys_in_force)
+        quotas.use_limits(found.key_limits)
 
     refresh = SettingsRefresh(
         settings,
@@ -133,9 +137,26 @@ def create_app(
         generation=generation,
         metrics=service_metrics,
     )
-    _include_routes(app)
+    _include_routes(app, with_metrics=settings.admin_port is None)
     install_error_handlers(app)
-    _add_middleware(app, settings, service_metrics, access, tracer)
+    _add_middleware(app, settings, service_metrics, access, quotas, tracer)
+    return app
+
+
+def create_admin_app(parts: AppParts) -> FastAPI:
+    """Build what the second port serves: health and metrics of an app, whoever asks.
+
+    Args:
+        parts: Those of the app that is looked at, which starts and ends them.
+    """
+    app = FastAPI(openapi_url=None, redirect_slashes=False)
+    app.state.parts = parts
+    app.include_router(health.router)
+    app.include_router(metrics.router)
+    install_error_handlers(app)
+    app.add_middleware(UnhandledErrorMiddleware, to_response=response_for)
+    app.add_middleware(RequestLogMiddleware, on_request=parts.metrics.count_request)
+    app.add_middleware(RequestIdMiddleware)
     return app
 
 
@@ -175,15 +196,11 @@ def _lifespan(
     return lifespan
 
 
-def _include_routes(app: FastAPI) -> None:
-    for router in (
-        generate.router,
-        openai.router,
-        openai.models_router,
-        health.router,
-        metrics.router,
-    ):
+def _include_routes(app: FastAPI, *, with_metrics: bool) -> None:
+    for router in (generate.router, openai.router, openai.models_router, health.router):
         app.include_router(router)
+    if with_metrics:
+        app.include_router(metrics.router)
 
 
 def _add_middleware(
@@ -191,10 +208,12 @@ def _add_middleware(
     settings: Settings,
     service_metrics: ServiceMetrics,
     access: AccessControl,
+    quotas: Quotas,
     tracer: RequestTracer | None,
 ) -> None:
     # Added last is outermost: a request gets its name first and is logged under it.
     app.add_middleware(BodyLimitMiddleware, max_body_bytes=settings.max_body_bytes)
+    app.add_middleware(RateLimitHeadersMiddleware, states_of=quotas.states_of)
     app.add_middleware(AccessMiddleware, access=access, to_response=response_for)
     app.add_middleware(UnhandledErrorMiddleware, to_response=response_for)
     app.add_middleware(RequestLogMiddleware, on_request=service_metrics.count_request)

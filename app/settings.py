@@ -13,6 +13,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from app.setting_groups.access import AccessSettings, is_loopback
 from app.setting_groups.aws import AwsSettings
+from app.setting_groups.key_limits import KeyLimitSettings
+from app.setting_groups.server import SERVICE_LINK, ServerSettings
 from app.setting_groups.snapshots import SnapshotSettings
 from app.setting_groups.telemetry import TelemetrySettings
 from snapkv_core import (
@@ -39,16 +41,17 @@ DEMO_COMPRESSION: Final = CompressionConfig(
 
 _ENGINE: Final = EngineConfig()
 
-#: Kubernetes and Docker inject these for a service called `snapkv` or `snapkv-...`.
-_SERVICE_LINK: Final = re.compile(
-    r"SNAPKV_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?)"
-)
-
 #: Core field -> settings field, where the names differ.
 _RENAMED: Final[Mapping[str, str]] = {"revision": "model_revision"}
 
 #: Fields whose values are in no message; an address may hold a password or a key.
-_CONFIDENTIAL: Final = ("api_keys", "otlp_endpoint", "snapshot_valkey_url", "xray_daemon_address")
+_CONFIDENTIAL: Final = (
+    "api_keys",
+    "key_limits",
+    "otlp_endpoint",
+    "snapshot_valkey_url",
+    "xray_daemon_address",
+)
 
 #: Returns the settings of a secret by field name, or raises `SettingsError`.
 ReadSecret = Callable[[str], Mapping[str, object]]
@@ -58,7 +61,15 @@ class SettingsError(Exception):
     """The environment or the secret holds what the service cannot start with; names it."""
 
 
-class Settings(AccessSettings, AwsSettings, SnapshotSettings, TelemetrySettings, BaseSettings):
+class Settings(
+    AccessSettings,
+    KeyLimitSettings,
+    AwsSettings,
+    ServerSettings,
+    SnapshotSettings,
+    TelemetrySettings,
+    BaseSettings,
+):
     """Every setting of the service: `SNAPKV_*` variables, a `.env` file, and a secret."""
 
     model_config = SettingsConfigDict(
@@ -74,10 +85,6 @@ class Settings(AccessSettings, AwsSettings, SnapshotSettings, TelemetrySettings,
     #: Fields that were not set here but by the secret.
     _secret_fields: frozenset[str] = PrivateAttr(frozenset())
 
-    host: str = Field("127.0.0.1", min_length=1, description="Address the server listens on.")
-    port: int = Field(
-        8000, ge=0, le=65_535, description="Port the server listens on; 0 takes a free one."
-    )
     model: str = Field(
         DEMO_MODEL,
         description="`demo`, a local folder, `s3://bucket/prefix`, or a hub id such as "
@@ -102,7 +109,8 @@ class Settings(AccessSettings, AwsSettings, SnapshotSettings, TelemetrySettings,
     max_num_seqs: int = Field(_ENGINE.max_num_seqs, description="Sequences held in memory at once.")
     max_num_waiting: int = Field(
         _ENGINE.max_num_waiting,
-        description="Requests that may wait beyond those; more are answered with 429.",
+        description="Requests that may wait beyond those; more are answered with 429, apart from "
+        "the first of each key.",
     )
     attention_backend: Literal["auto", "sdpa", "matmul", "flash"] = Field(
         _ENGINE.attention_backend,
@@ -173,35 +181,6 @@ class Settings(AccessSettings, AwsSettings, SnapshotSettings, TelemetrySettings,
     pooling: str | None = Field(
         None, description="`avg` or `max`; unset: `avg`, for the demo model `max`."
     )
-    max_body_bytes: int = Field(
-        8 * 1024 * 1024, ge=1_024, description="Largest request body; more is answered with 413."
-    )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Least level that is logged."
-    )
-    shutdown_timeout_s: int = Field(
-        30,
-        ge=0,
-        le=3_600,
-        description="Seconds that requests in flight get to finish on SIGTERM or SIGINT.",
-    )
-    stall_timeout_s: int = Field(
-        60,
-        ge=1,
-        le=86_400,
-        description="Seconds that one engine step may take before `/health/ready` answers 503 with "
-        "status `stalled`.",
-    )
-
-    @field_validator("port", mode="before")
-    @classmethod
-    def _reject_service_link(cls, value: object) -> object:
-        if isinstance(value, str) and "://" in value:
-            raise ValueError(
-                "must be a port number; this looks like the link that Kubernetes injects for a "
-                "Service named snapkv: set enableServiceLinks to false or rename the Service"
-            )
-        return value
 
     @field_validator(
         "log_level",
@@ -296,6 +275,18 @@ class Settings(AccessSettings, AwsSettings, SnapshotSettings, TelemetrySettings,
                 f"would be asked for a key; set {env_name('api_keys')}, or listen on 127.0.0.1"
             )
 
+    def require_usable_limits(self) -> None:
+        """Check that the limits of callers go together with everything else.
+
+        Raises:
+            SettingsError: They do not; names the variable or the secret.
+        """
+        window_size = self.default_compression().window_size
+        if (problem := self.limits_problem(self.api_keys, window_size)) is not None:
+            source = f"secret {self.secret_id}: key_limits"
+            is_secret = "key_limits" in self._secret_fields
+            raise SettingsError(f"{source if is_secret else env_name('key_limits')}: {problem}")
+
     def with_secret(self, values: Mapping[str, object]) -> "Settings":
         """Return settings that take from `values` what is set by nothing nearer.
 
@@ -352,6 +343,7 @@ def load_settings(
         settings = settings.with_secret(read_secret(settings.secret_id))
     settings.to_engine_config()
     settings.default_compression()
+    settings.require_usable_limits()
     return settings
 
 
@@ -390,5 +382,5 @@ def _reject_misspelled(env_file: str | Path | None) -> None:
 
 def _is_not_ours(name: str) -> bool:
     value = os.environ.get(name, "")
-    is_link = _SERVICE_LINK.fullmatch(name) or value.startswith(("tcp://", "udp://"))
+    is_link = SERVICE_LINK.fullmatch(name) or value.startswith(("tcp://", "udp://"))
     return bool(is_link) or name.upper().startswith(TEST_PREFIX) or name.upper() == CLIENT_KEY

@@ -62,6 +62,9 @@ class GenerationRequest:
             where those of the answer are reported.
         snapshot_namespace: Tenant whose snapshots it may use and adds to; None keeps out of the
             store.
+        tenant: Whose request it is; requests of several tenants take turns.
+        max_default_new_tokens: Answer length that the engine's default is cut to where the request
+            names none; None leaves the default.
     """
 
     request_id: str
@@ -73,6 +76,23 @@ class GenerationRequest:
     tools: tuple[str, ...] = ()
     echo: bool = False
     snapshot_namespace: str | None = None
+    tenant: str = ""
+    max_default_new_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSize:
+    """How large a request is, once its prompt has been tokenised and defaults are filled in.
+
+    Attributes:
+        num_prompt_tokens: Tokens of the prompt.
+        max_new_tokens: Longest answer, tokens.
+        num_choices: Answers.
+    """
+
+    num_prompt_tokens: int
+    max_new_tokens: int
+    num_choices: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,7 @@ class Sequence:
         prompt_ids: Tokens of the prompt.
         sampling: Sampling parameters with `max_new_tokens` and `seed` filled in.
         compression: How its prompt's KV is compressed.
+        tenant: Whose request it is; tenants take turns.
         explain: Whether the report names the prompt tokens that were kept.
         wants_prompt_logprobs: Whether the prompt's own tokens are reported with log-probabilities.
         constraint: What the answer is held to; None leaves it free.
@@ -74,6 +75,7 @@ class Sequence:
     arrival_s: float
     deadline_s: float = math.inf
     choice_index: int = 0
+    tenant: str = ""
     explain: bool = False
     wants_prompt_logprobs: bool = False
     constraint: TokenConstraint | None = None

@@ -23,7 +23,9 @@ from app.api.schemas.errors import ErrorBody, ErrorDetail, Problem
 from app.api.schemas.generate import GenerateRequest
 from app.api.schemas.openai import CompletionRequest
 from app.services.access import AccessDeniedError
+from app.services.ceilings import OverCeilingError
 from app.services.engine_host import EngineNotReadyError, EngineState
+from app.services.rate_limits import RateLimitedError
 from snapkv_core import (
     DeadlineExceededError,
     EngineStoppedError,
@@ -36,6 +38,7 @@ from snapkv_core import (
 
 INVALID_REQUEST: Final = "invalid_request_error"
 AUTHENTICATION: Final = "authentication_error"
+PERMISSION: Final = "permission_error"
 RATE_LIMIT: Final = "rate_limit_error"
 UNAVAILABLE: Final = "service_unavailable_error"
 TIMEOUT: Final = "timeout_error"
@@ -137,7 +140,7 @@ def reply_for(request: Request, error: Exception) -> ErrorReply:
     request.state.error_code = reply.detail.code
     if not is_openai:
         return reply
-    if isinstance(error, InvalidParameterError):
+    if isinstance(error, InvalidParameterError | OverCeilingError):
         names = getattr(request.state, _SENT_NAMES, _OPENAI_NAMES)
         reply = replace(reply, detail=_renamed(reply.detail, names))
     return replace(reply, status=400) if reply.status == 422 else reply
@@ -258,6 +261,22 @@ def _denied(error: AccessDeniedError) -> ErrorReply:
     )
 
 
+def _over_ceiling(error: OverCeilingError) -> ErrorReply:
+    return _reply(
+        403,
+        PERMISSION,
+        "over_ceiling",
+        str(error),
+        param=error.field,
+        requested=error.requested,
+        ceiling=error.ceiling,
+    )
+
+
+def _rate_limited(error: RateLimitedError) -> ErrorReply:
+    return _reply(429, RATE_LIMIT, "rate_limited", str(error), retry_after_s=error.retry_after_s)
+
+
 def _failed(error: GenerationFailedError) -> ErrorReply:
     return _reply(500, SERVER, "generation_failed", str(error))
 
@@ -320,5 +339,7 @@ _TABLE: Final[Sequence[tuple[type[Exception], Callable[[Any], ErrorReply]]]] = (
     (GenerationFailedError, _failed),
     (ModelNotFoundError, _model_not_found),
     (AccessDeniedError, _denied),
+    (OverCeilingError, _over_ceiling),
+    (RateLimitedError, _rate_limited),
     (HTTPException, _http),
 )

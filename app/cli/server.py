@@ -1,16 +1,19 @@
 """Runs the HTTP server until it is told to stop or its model cannot be loaded."""
 
+import asyncio
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Final, NoReturn
 
 import uvicorn
+from fastapi import FastAPI
 
 from app.api.dependencies import AppParts
-from app.main import LoadEngine, create_app
+from app.main import LoadEngine, create_admin_app, create_app
 from app.settings import Settings
 from app.telemetry.logging import configure_logging
 from snapkv_core import AsyncEngine
@@ -56,22 +59,12 @@ def run_server(
         on_load_failed=stop_with,
         reload_settings=reload_settings,
     )
+    parts: AppParts = app.state.parts
     server = _DrainingServer(
-        uvicorn.Config(
-            app,
-            host=settings.host,
-            port=settings.port,
-            # Unlike httptools it bounds the headers and keeps the body of a request that offers
-            # an upgrade to HTTP/2; beside a model's milliseconds its own do not count.
-            http="h11",
-            log_config=None,
-            # Requests are logged by the app, with their ids and without their query strings.
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=_ANSWER_TIME_S,
-        ),
-        parts=app.state.parts,
+        _config(app, settings.host, settings.port, _ANSWER_TIME_S),
+        parts=parts,
         drain_timeout_s=settings.shutdown_timeout_s,
+        admin=_admin_server(settings, parts),
     )
     # Before and after uvicorn's own handlers, a signal ends the process as cleanly as between.
     for signal_number in (signal.SIGINT, signal.SIGTERM):
@@ -83,6 +76,56 @@ def run_server(
     return 0
 
 
+def _config(app: FastAPI, host: str, port: int, answer_time_s: int) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        # Unlike httptools it bounds the headers and keeps the body of a request that offers
+        # an upgrade to HTTP/2; beside a model's milliseconds its own do not count.
+        http="h11",
+        log_config=None,
+        # Requests are logged by the app, with their ids and without their query strings.
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=answer_time_s,
+    )
+
+
+def _admin_server(settings: Settings, parts: AppParts) -> "_SideServer | None":
+    if settings.admin_port is None:
+        return None
+    app = create_admin_app(parts)
+    return _SideServer(
+        _config(app, settings.admin_host, settings.admin_port, _HURRIED_ANSWER_TIME_S)
+    )
+
+
+class _SideServer(uvicorn.Server):
+    """Serves beside another server, on its event loop, until it is told to end."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        # Here and not on the event loop: an address that is taken ends the process at its start.
+        self._socket = config.bind_socket()
+        self._serving: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the other server."""
+        yield
+
+    def begin(self) -> None:
+        """Serve from now on."""
+        self._serving = asyncio.create_task(self.serve(sockets=[self._socket]))
+
+    async def end(self) -> None:
+        """Serve no longer."""
+        self.should_exit = True
+        if self._serving is not None:
+            await self._serving
+
+
 class _DrainingServer(uvicorn.Server):
     """Goes on accepting connections after a signal, until requests in flight have ended.
 
@@ -91,8 +134,16 @@ class _DrainingServer(uvicorn.Server):
     but "Internal Server Error".
     """
 
-    def __init__(self, config: uvicorn.Config, *, parts: AppParts, drain_timeout_s: float) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        *,
+        parts: AppParts,
+        drain_timeout_s: float,
+        admin: _SideServer | None,
+    ) -> None:
         super().__init__(config)
+        self._admin = admin
         self._parts = parts
         self._drain_timeout_s = drain_timeout_s
         self._is_hurried = False
@@ -102,6 +153,12 @@ class _DrainingServer(uvicorn.Server):
         del sig, frame  # both signals mean the same
         self._is_hurried = self.should_exit
         self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to serve, on both ports."""
+        await super().startup(sockets)
+        if self._admin is not None:
+            self._admin.begin()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain while the sockets are open, then let uvicorn close what is left."""
@@ -113,6 +170,8 @@ class _DrainingServer(uvicorn.Server):
         if self._is_hurried:
             self.config.timeout_graceful_shutdown = _HURRIED_ANSWER_TIME_S
         await super().shutdown(sockets)
+        if self._admin is not None:
+            await self._admin.end()
 
 
 def _exit_cleanly(signal_number: int, frame: FrameType | None) -> NoReturn:

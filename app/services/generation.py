@@ -15,7 +15,10 @@ import structlog
 from app.records import GenerationRecord, RecordSink
 from app.services.access import ANYBODY, namespace_of
 from app.services.answers import GenerationResult, whole_choices
+from app.services.ceilings import require_sampling_within, resolve_within
 from app.services.ports import GenerationEngine, GenerationStream
+from app.services.rate_limits import Grant, Quotas
+from app.setting_groups.key_limits import NO_LIMITS, KeyLimits
 from snapkv_core import (
     ChatMessage,
     CompressionConfig,
@@ -31,7 +34,6 @@ from snapkv_core import (
     SnapshotUse,
     TokenEvent,
     ToolSyntax,
-    resolve_compression,
 )
 
 #: Longest piece of an engine's error text that goes into a log line.
@@ -90,8 +92,9 @@ class Generation:
         *,
         started_at: datetime,
         submitted_s: float,
+        grant: Grant,
         is_engine_alive: Callable[[], bool],
-        on_closed: Callable[["Generation"], None],
+        on_closed: Callable[[GenerationRecord], None],
     ) -> None:
         """Follow a request that was handed to the engine.
 
@@ -101,6 +104,7 @@ class Generation:
             stream: Its answer.
             started_at: When it was about to be handed over.
             submitted_s: The same by the monotonic clock, seconds.
+            grant: What it was charged.
             is_engine_alive: Says whether the engine's failure is the request's own.
             on_closed: Called once at the end.
         """
@@ -119,6 +123,7 @@ class Generation:
         self.snapshot: SnapshotUse = stream.snapshot
         self.lookup_ms = stream.lookup_ms
         self.num_output_tokens = 0
+        self._grant = grant
         self._is_engine_alive = is_engine_alive
         self._on_closed = on_closed
         self._is_closed = False
@@ -160,7 +165,9 @@ class Generation:
         try:
             await self._stream.aclose()
         finally:
-            self._on_closed(self)
+            record = self.record()
+            self._grant.settle(record.num_prompt_tokens + record.num_output_tokens)
+            self._on_closed(record)
 
     async def _read_summary(self, event: TokenEvent) -> None:
         """Read on to the summary where all choices end at once, as they do when time is up."""
@@ -235,6 +242,7 @@ class GenerationService:
         engine: Callable[[], GenerationEngine],
         default_compression: CompressionConfig,
         sinks: Sequence[RecordSink],
+        quotas: Quotas,
     ) -> None:
         """Serve from whatever `engine` returns, which may raise while there is none.
 
@@ -242,9 +250,11 @@ class GenerationService:
             engine: Returns the engine.
             default_compression: What requests that name nothing get, until it is replaced.
             sinks: Told of each request that ended.
+            quotas: What callers may have.
         """
         self._engine = engine
         self._sinks = tuple(sinks)
+        self._quotas = quotas
         self._default_compression = default_compression
         self._active_ids: set[str] = set()
 
@@ -287,14 +297,19 @@ class GenerationService:
             QueueFullError: No room to wait; nothing was queued.
             EngineStoppedError: The engine takes no work.
             EngineNotReadyError: There is no engine yet.
+            OverCeilingError: The caller may never ask for as much.
+            RateLimitedError: The caller has had what it may have in a minute.
         """
         engine = self._engine()
-        request = to_request(self._unused(request_id), given, self._default_compression)
+        limits = self._quotas.limits_of(given.caller)
+        request = to_request(self._unused(request_id), given, self._default_compression, limits)
+        grant = self._quotas.grant(given.caller, request)
         started_at, submitted_s = datetime.now(UTC), time.monotonic()
         self._active_ids.add(request.request_id)
         try:
-            stream = await engine.submit(request)
+            stream = await engine.submit(request, grant.admit)
         except BaseException:
+            grant.cancel()
             self._active_ids.discard(request.request_id)
             raise
         return Generation(
@@ -303,6 +318,7 @@ class GenerationService:
             stream,
             started_at=started_at,
             submitted_s=submitted_s,
+            grant=grant,
             is_engine_alive=lambda: engine.stats().is_alive,
             on_closed=self._on_closed,
         )
@@ -325,9 +341,8 @@ class GenerationService:
             generation.request_id, generation.model, choices, (generation.summary,)
         )
 
-    def _on_closed(self, generation: Generation) -> None:
-        self._active_ids.discard(generation.request_id)
-        record = generation.record()
+    def _on_closed(self, record: GenerationRecord) -> None:
+        self._active_ids.discard(record.request_id)
         for sink in self._sinks:
             try:
                 sink.on_generation(record)
@@ -343,22 +358,32 @@ class GenerationService:
 
 
 def to_request(
-    request_id: str, given: GenerationInput, default_compression: CompressionConfig
+    request_id: str,
+    given: GenerationInput,
+    default_compression: CompressionConfig,
+    limits: KeyLimits = NO_LIMITS,
 ) -> GenerationRequest:
     """Check a caller's values and complete them.
 
     Raises:
         InvalidParameterError: A value is out of range; names the field.
+        OverCeilingError: A value is above the caller's ceiling; names the field.
     """
+    sampling = SamplingParams(**given.sampling)  # type: ignore[arg-type]  # checked inside
+    require_sampling_within(sampling, limits)
     return GenerationRequest(
         request_id=request_id,
         prompt=given.prompt,
-        sampling=SamplingParams(**given.sampling),  # type: ignore[arg-type]  # checked inside
-        compression=resolve_compression(default_compression, given.profile, given.knobs),
+        sampling=sampling,
+        compression=resolve_within(
+            default_compression, given.profile, given.knobs, limits.max_capacity_prompt
+        ),
         explain=given.explain,
         tools=given.tools,
         echo=given.echo,
         timeout_s=given.timeout_s,
+        tenant=given.caller,
+        max_default_new_tokens=limits.max_new_tokens,
         snapshot_namespace=namespace_of(given.caller) if given.may_use_snapshots else None,
     )
 

@@ -1,5 +1,6 @@
 """What the services need of an engine, so that a fake one fits as well as the real one."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from snapkv_core import (
@@ -8,6 +9,7 @@ from snapkv_core import (
     EngineStats,
     GenerationRequest,
     KVStore,
+    RequestSize,
     SnapshotObserver,
     SnapshotPolicy,
     SnapshotUse,
@@ -98,8 +100,10 @@ class GenerationEngine(Protocol):
     def stop(self) -> None:
         """Take no more work, abort what runs and wait for the end; blocking."""
 
-    async def submit(self, request: GenerationRequest) -> GenerationStream:
-        """Queue a request, or raise one of the core's errors."""
+    async def submit(
+        self, request: GenerationRequest, admit: Callable[[RequestSize], None] | None = None
+    ) -> GenerationStream:
+        """Queue a request, or raise one of the core's errors or what `admit` raises."""
 
     def stats(self) -> EngineStats:
         """Return the engine's numbers of this moment."""

@@ -16,6 +16,7 @@ from app.settings import Settings, SettingsError
 LIVE_FIELDS: Final = (
     "api_keys",
     "kernel_size",
+    "key_limits",
     "max_capacity_prompt",
     "method",
     "pooling",
@@ -111,6 +112,7 @@ class SettingsRefresh:
             kept = {name: getattr(self._settings, name) for name in pending}
             settings = found.model_copy(update=kept)
             settings.default_compression()
+            settings.require_usable_limits()
             self._settings = settings
             # The loop is closed when the process did not wait for this thread.
             with contextlib.suppress(RuntimeError):

@@ -12,7 +12,7 @@ from snapkv_core.config import EngineConfig
 from snapkv_core.engine.constraint import SchemaCompiler
 from snapkv_core.engine.memory_ledger import MemoryLedger
 from snapkv_core.errors import InvalidParameterError, PromptTooLongError
-from snapkv_core.events import ChatMessage, GenerationRequest
+from snapkv_core.events import ChatMessage, GenerationRequest, RequestSize
 from snapkv_core.models.spec import ModelSpec
 from snapkv_core.models.tokenizer import Tokenizer
 from snapkv_core.sampling_params import SamplingParams
@@ -20,6 +20,12 @@ from snapkv_core.sequence import Sequence, TokenConstraint
 
 #: The head runs on them in one step, while everybody else waits.
 MAX_ECHO_LOGPROBS_TOKENS: Final = 2_048
+
+
+def size_of(group: tuple[Sequence, ...]) -> RequestSize:
+    """Return the size of a request, given its sequences."""
+    leader = group[0]
+    return RequestSize(leader.num_prompt_tokens, leader.max_new_tokens, len(group))
 
 
 class RequestPreparer:
@@ -76,6 +82,7 @@ class RequestPreparer:
                 arrival_s=arrival_s,
                 deadline_s=arrival_s + timeout_s,
                 choice_index=choice_index,
+                tenant=request.tenant,
                 explain=request.explain,
                 wants_prompt_logprobs=wants_prompt_logprobs,
                 constraint=constraint,
@@ -168,4 +175,7 @@ class RequestPreparer:
                 max_new_tokens=needed,
                 max_model_len=self._spec.max_model_len,
             )
-        return min(self._config.default_max_new_tokens, room) if wanted is None else wanted
+        if wanted is not None:
+            return wanted
+        default = self._config.default_max_new_tokens
+        return min(default, room, request.max_default_new_tokens or default)

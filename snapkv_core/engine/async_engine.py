@@ -7,12 +7,14 @@ import os
 import queue
 import threading
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
 from snapkv_core.config import CompressionConfig, EngineConfig
+from snapkv_core.engine.admission import size_of
 from snapkv_core.engine.engine import Engine
 from snapkv_core.engine.finding import NOT_LOOKED_UP, Finding
 from snapkv_core.engine.memory_plan import held_memory_bytes
@@ -20,16 +22,17 @@ from snapkv_core.engine.response_stream import ResponseStream
 from snapkv_core.engine.service_rate import ServiceRate
 from snapkv_core.engine.snapshot_cache import SnapshotCache, SnapshotObserver, SnapshotPolicy
 from snapkv_core.engine.snapshot_model import snapshot_model
+from snapkv_core.engine.waiting_room import WaitingRoom
 from snapkv_core.errors import (
     DeadlineExceededError,
     EngineStoppedError,
-    QueueFullError,
     SnapKVError,
 )
 from snapkv_core.events import (
     EngineObserver,
     EngineStats,
     GenerationRequest,
+    RequestSize,
     TokenEvent,
 )
 from snapkv_core.kv_cache.snapshot import SnapshotIdentity
@@ -86,12 +89,11 @@ class AsyncEngine:
         self._thread = threading.Thread(target=self._run, name="snapkv-engine", daemon=True)
         self._takes_requests = False
         self._inbox_lock = threading.Lock()  # no request enters an inbox that was drained for good
-        self._in_flight: set[ResponseStream] = set()  # event loop only
         self._tokenisers = ThreadPoolExecutor(
             min(_MAX_TOKENISERS, os.cpu_count() or 1), thread_name_prefix="snapkv-tokeniser"
         )
-        self._count_lock = threading.Lock()
-        self._num_preparing = 0  # under the lock
+        config = engine.config
+        self._room = WaitingRoom(config.max_num_seqs + config.max_num_waiting)
         self._streams: dict[str, ResponseStream] = {}  # engine thread only
         self._service_rate = ServiceRate()
         self._busy_since: float | None = None
@@ -192,8 +194,14 @@ class AsyncEngine:
         if self._snapshots is not None:
             self._snapshots.close()
 
-    async def submit(self, request: GenerationRequest) -> ResponseStream:
+    async def submit(
+        self, request: GenerationRequest, admit: Callable[[RequestSize], None] | None = None
+    ) -> ResponseStream:
         """Queue a request; tokenising happens on a worker thread.
+
+        Args:
+            request: The request.
+            admit: Called with its size once that is known; what it raises refuses the request.
 
         Raises:
             EngineStoppedError: The engine is not running.
@@ -204,12 +212,10 @@ class AsyncEngine:
             RequestTooLargeError: Its KV cache exceeds all memory there is for it.
         """
         self._require_running()
-        num_in_flight = len(self._in_flight) + self._num_preparing
-        if num_in_flight >= self.config.max_num_seqs + self.config.max_num_waiting:
-            raise QueueFullError(num_in_flight, self._service_rate.retry_after_s())
-        group, finding = await self._prepare(request)
+        self._room.require_place(request.tenant, self._service_rate.retry_after_s())
+        group, finding = await self._prepare(request, admit)
         stream = ResponseStream(
-            group[0], finding, on_abandoned=self._abandon, on_ended=self._in_flight.discard
+            group[0], finding, on_abandoned=self._abandon, on_ended=self._room.leave
         )
         with self._inbox_lock:
             try:
@@ -218,7 +224,7 @@ class AsyncEngine:
                 finding.give(None)
                 raise
             self._inbox.put(_Add(request, group, finding, stream))
-        self._in_flight.add(stream)
+        self._room.enter(stream, request.tenant)
         return stream
 
     def stats(self) -> EngineStats:
@@ -226,7 +232,7 @@ class AsyncEngine:
         counts = self._counts
         busy_since = self._busy_since
         return EngineStats(
-            num_waiting=counts.num_waiting + self._inbox.qsize() + self._num_preparing,
+            num_waiting=counts.num_waiting + self._inbox.qsize() + self._room.num_preparing,
             num_running=counts.num_running,
             kv_bytes=counts.num_pages_used * self._engine.parts.layout.page_bytes,
             num_pages_used=counts.num_pages_used,
@@ -240,7 +246,9 @@ class AsyncEngine:
             snapshots=None if self._snapshots is None else self._snapshots.stats(),
         )
 
-    async def _prepare(self, request: GenerationRequest) -> tuple[tuple[Sequence, ...], Finding]:
+    async def _prepare(
+        self, request: GenerationRequest, admit: Callable[[RequestSize], None] | None
+    ) -> tuple[tuple[Sequence, ...], Finding]:
         """Tokenise on a thread and look for a snapshot, within the request's time."""
         limit_s = min(request.timeout_s or math.inf, self.config.request_timeout_s)
         # Other prompts may keep these threads busy, which counts as waiting.
@@ -248,11 +256,12 @@ class AsyncEngine:
             prepared = self._tokenisers.submit(self._identified, request, time.monotonic())
         except RuntimeError as error:  # stopped since `submit` looked
             raise EngineStoppedError("the engine is stopped and takes no requests") from error
-        with self._count_lock:
-            self._num_preparing += 1
+        self._room.begin_preparing(request.tenant)
         try:
             async with asyncio.timeout(limit_s):
                 group, identity = await asyncio.wrap_future(prepared)
+                if admit is not None:
+                    admit(size_of(group))
                 return group, await self._find(request, group[0], identity)
         except TimeoutError as error:
             raise DeadlineExceededError(
@@ -261,11 +270,7 @@ class AsyncEngine:
         finally:
             prepared.cancel()
             # A thread that has begun goes on, whoever has left, and takes its place until then.
-            prepared.add_done_callback(self._forget_prepared)
-
-    def _forget_prepared(self, _: object) -> None:
-        with self._count_lock:
-            self._num_preparing -= 1
+            prepared.add_done_callback(lambda _: self._room.end_preparing(request.tenant))
 
     def _identified(
         self, request: GenerationRequest, arrival_s: float
@@ -291,7 +296,7 @@ class AsyncEngine:
             raise EngineStoppedError("the engine thread has died; the service must be restarted")
 
     def _abandon(self, stream: ResponseStream) -> None:
-        self._in_flight.discard(stream)
+        self._room.leave(stream)
         self._inbox.put(_Abort(stream))
 
     def _run(self) -> None:

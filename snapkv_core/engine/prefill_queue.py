@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import takewhile, zip_longest
 from typing import Final
 
 from snapkv_core.engine.slice_pacer import SlicePacer
@@ -19,13 +19,13 @@ def _unfinished(group: tuple[Sequence, ...]) -> tuple[Sequence, ...]:
     return tuple(choice for choice in group if choice.status is not SequenceStatus.FINISHED)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _WaitingGroup:
     """A request that has not been started.
 
     Attributes:
         members: Its choices that have not been dropped.
-        num_times_passed: How many later requests were started before it.
+        num_times_passed: How many requests behind it were started before it.
     """
 
     members: tuple[Sequence, ...]
@@ -52,9 +52,15 @@ class _Reading:
 
 
 class PrefillQueue:
-    """First come, first served, except that a short prompt may overtake a long one being read.
+    """Tenants take turns, and a short prompt may overtake a long one that is being read.
 
-    The rule. While a prompt is being read, the first request in the queue may be started and read
+    The queue. Requests of one tenant are in the order of their arrival. Those of several stand in
+    rounds: the first of each tenant, then the second of each, and so on; in each round the tenant
+    comes first whose last start, or whose arrival in the queue where that is later, is longest
+    ago. So a tenant that waits is passed once by each other tenant, however many requests they
+    have there, and by those that may overtake.
+
+    Overtaking. While a prompt is being read, the first request in the queue may be started and read
     before it whose prompt has at most `overtake_max_tokens` tokens, costs less work than the
     prompt being read still does, and for which there is room. It may pass requests in the queue
     that are ahead of it. Two bounds keep everyone moving:
@@ -88,13 +94,14 @@ class PrefillQueue:
         self._max_slice_cells = max(1, max_slice_tokens // grid_tokens)
         self._overtake_max_tokens = overtake_max_tokens
         self._pacer = pacer
-        self._waiting: deque[_WaitingGroup] = deque()
+        #: By tenant, in the order of their turns; none is without requests.
+        self._waiting: dict[str, deque[_WaitingGroup]] = {}
         self._reading: list[_Reading] = []
 
     @property
     def num_waiting(self) -> int:
         """Requests that have not been started."""
-        return len(self._waiting)
+        return sum(map(len, self._waiting.values()))
 
     @property
     def num_reading(self) -> int:
@@ -103,23 +110,28 @@ class PrefillQueue:
 
     def waiting_groups(self) -> Iterator[tuple[Sequence, ...]]:
         """Yield the unfinished choices of each request that has not been started."""
-        return (waiting.members for waiting in self._waiting)
+        return (waiting.members for waiting in self._in_order())
 
     def reading_groups(self) -> Iterator[tuple[Sequence, ...]]:
         """Yield the unfinished choices of each prompt being read."""
         return (reading.members for reading in self._reading)
 
+    def is_waiting(self, tenant: str) -> bool:
+        """Tell whether a tenant has a request that has not been started."""
+        return tenant in self._waiting
+
     def add(self, group: tuple[Sequence, ...]) -> None:
-        """Put a request at the end of the queue."""
-        self._waiting.append(_WaitingGroup(group))
+        """Put a request behind those of its tenant."""
+        self._waiting.setdefault(group[0].tenant, deque()).append(_WaitingGroup(group))
 
     def forget_finished(self) -> None:
         """Let go of choices that have ended, and of requests of which no choice is left."""
-        for waiting in self._waiting:
+        for waiting in self._in_order():
             waiting.members = _unfinished(waiting.members)
         for reading in self._reading:
             reading.members = _unfinished(reading.members)
-        self._waiting = deque(waiting for waiting in self._waiting if waiting.members)
+        for tenant, own in list(self._waiting.items()):
+            self._keep(tenant, deque(waiting for waiting in own if waiting.members))
         self._reading = [reading for reading in self._reading if reading.members]
 
     def start_next(
@@ -133,13 +145,16 @@ class PrefillQueue:
         Returns:
             The request that was started, or None.
         """
-        position = self._startable(has_room)
-        if position is None:
+        started = self._startable(has_room)
+        if started is None:
             return None
-        for passed in islice(self._waiting, position):
+        for passed in takewhile(lambda waiting: waiting is not started, self._in_order()):
             passed.num_times_passed += 1
-        members = self._waiting[position].members
-        del self._waiting[position]
+        members = started.members
+        tenant = members[0].tenant
+        own = self._waiting.pop(tenant)  # comes back behind all others
+        own.remove(started)
+        self._keep(tenant, own)
         for sequence in members:
             sequence.status = SequenceStatus.PREFILLING
         self._reading.append(_Reading(members[0], members))
@@ -191,16 +206,29 @@ class PrefillQueue:
             if not part.is_restore
         )
 
-    def _startable(self, has_room: Callable[[tuple[Sequence, ...]], bool]) -> int | None:
-        """Return the place in the queue of the request that may start now."""
+    def _in_order(self) -> Iterator[_WaitingGroup]:
+        """Yield the queue from its head to its end."""
+        rounds = zip_longest(*self._waiting.values())
+        return (waiting for each in rounds for waiting in each if waiting is not None)
+
+    def _keep(self, tenant: str, own: deque[_WaitingGroup]) -> None:
+        """Take over what waits of a tenant, who leaves the queue when that is nothing."""
+        if own:
+            self._waiting[tenant] = own
+        else:
+            self._waiting.pop(tenant, None)
+
+    def _startable(self, has_room: Callable[[tuple[Sequence, ...]], bool]) -> _WaitingGroup | None:
+        """Return the request that may start now."""
         if not self._reading:
-            return 0 if self._waiting and has_room(self._waiting[0].members) else None
+            head = next(self._in_order(), None)
+            return head if head is not None and has_room(head.members) else None
         if len(self._reading) > 1 or self._reading[0].owed_flops > 0.0:
             return None
         remaining_flops = self._remaining_flops(self._reading[0])
-        for position, waiting in enumerate(self._waiting):
+        for waiting in self._in_order():
             if self._is_short(waiting.members[0], remaining_flops) and has_room(waiting.members):
-                return position
+                return waiting
             if waiting.num_times_passed >= MAX_TIMES_PASSED:
                 return None
         return None

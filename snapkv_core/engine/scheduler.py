@@ -11,7 +11,7 @@ from snapkv_core.sequence import FinishReason, Sequence, SequenceStatus
 
 
 class Scheduler:
-    """First come, first served: one prompt is read in slices while all others decode.
+    """Tenants take turns: one prompt is read in slices while all others decode.
 
     A group is the `n` sequences of one request; the first reads the prompt for all. A group
     starts when each of its sequences has a place and the ledger has its memory, so that nothing
@@ -92,12 +92,13 @@ class Scheduler:
 
         Raises:
             InvalidParameterError: It could never start; it would block the queue for good.
-            QueueFullError: As many requests wait as may wait.
+            QueueFullError: As many requests wait as may wait, some of them this tenant's.
         """
         assert len(group) <= self._max_num_seqs, "n is checked when a request is prepared"
         self._ledger.require_possible(group, "prompt")
         # One prompt is read at a time, so requests for which there is room wait as well.
-        if self.num_waiting >= self._max_num_seqs + self._max_num_waiting:
+        is_full = self.num_waiting >= self._max_num_seqs + self._max_num_waiting
+        if is_full and self._prefills.is_waiting(group[0].tenant):
             raise QueueFullError(self.num_waiting, retry_after_s=1.0)
         self._prefills.add(group)
 

@@ -287,6 +287,33 @@ async def test_keys_change_but_are_never_taken_away(secret: Secret, log: io.Stri
         assert hidden not in log.getvalue()
 
 
+async def test_limits_hold_from_the_next_request(secret: Secret) -> None:
+    """Together with the keys that they are for; limits for nobody change nothing."""
+    secret.put({"api_keys": {"team-a": KEY}})
+    engine, body = FakeEngine(), {"prompt": "a", "max_new_tokens": 1}
+    async with refreshed_service(engine) as client:
+        keys = [{"Authorization": f"Bearer {key}"} for key in (KEY, OTHER)]
+        assert (await client.post("/generate", json=body, headers=keys[0])).status_code == 200
+        keys_and_limits = {
+            "api_keys": {"team-a": KEY, "team-b": OTHER},
+            "key_limits": {"default": {"requests_per_minute": 1}, "team-b": {}},
+        }
+        secret.put(keys_and_limits)
+        await until_applied(client)
+        async with asyncio.timeout(20):
+            while (await client.get("/v1/models", headers=keys[1])).status_code == 401:  # noqa: ASYNC110  # over HTTP
+                await asyncio.sleep(0.005)
+        statuses = [
+            (await client.post("/generate", json=body, headers=key)).status_code
+            for key in (*keys, *keys)
+        ]
+        # The request that was sent before there were limits counts.
+        assert statuses == [429, 200, 429, 429]
+        secret.put({**keys_and_limits, "key_limits": {"team-c": {}}})
+        await until_counted(client, "failed")
+        assert (await client.post("/generate", json=body, headers=keys[0])).status_code == 429
+
+
 def test_outcomes_are_those_that_the_metric_knows() -> None:
     """Each has a counter from the start."""
     names = ("UNCHANGED", "APPLIED", "RESTART_NEEDED", "FAILED")

@@ -35,7 +35,7 @@ class Request:
 
     Attributes:
         ids: Its choices; those that ended are taken out.
-        arrival: How many requests were accepted before it.
+        tenant: Whose it is.
         leader: The choice that reads, once reading began.
         log_start: Length of the work log when reading began.
         cells_done: Cells that were read.
@@ -47,7 +47,7 @@ class Request:
     max_new_tokens: int
     deadline: float
     ignore_eos: bool
-    arrival: int = -1
+    tenant: str = ""
     leader: int | None = None
     log_start: int = 0
     cells_done: int = 0
@@ -67,7 +67,10 @@ class SchedulerSimulation:
         self.queue: list[Request] = []
         self.reading: list[Request] = []
         self.running: list[tuple[int, Request]] = []
-        self.started: list[Request] = []
+        #: For each start, who stood before the one that was started.
+        self.passes: list[set[Request]] = []
+        #: The last thing that each tenant's turn depends on: its start, or that it came.
+        self.turns: list[str] = []
         self.work_log: list[tuple[Request, int]] = []
 
     # ------------------------------------------------------------------ sizes
@@ -125,10 +128,12 @@ class SchedulerSimulation:
     # ------------------------------------------------------------------ events
 
     def add(self, request: Request) -> bool:
-        """Queue a request; False when the queue is full."""
-        if len(self.queue) == self.rules.max_num_seqs + self.rules.max_num_waiting:
+        """Queue a request; False when the queue is full and its tenant is in it."""
+        is_there = any(other.tenant == request.tenant for other in self.queue)
+        if is_there and len(self.queue) >= self.rules.max_num_seqs + self.rules.max_num_waiting:
             return False
-        request.arrival = len(self.arrived)
+        if not is_there:
+            self.turns.append(request.tenant)
         self.arrived.append(request)
         self.queue.append(request)
         return True
@@ -153,8 +158,10 @@ class SchedulerSimulation:
     def plan(self, budget: float) -> tuple[list[Slice], list[int]]:
         """Start what may start; return the slices to read and the sequences to decode."""
         while (request := self._may_start()) is not None:
+            order = self.in_order()
+            self.passes.append(set(order[: order.index(request)]))
             self.queue.remove(request)
-            self.started.append(request)
+            self.turns.append(request.tenant)
             self.reading.append(request)
             request.leader = request.ids[0]
             request.log_start = len(self.work_log)
@@ -195,16 +202,17 @@ class SchedulerSimulation:
 
     def _may_start(self) -> Request | None:
         if not self.reading:
-            heads = [request for request in self.queue[:1] if self._has_room(request)]
+            heads = [request for request in self.in_order()[:1] if self._has_room(request)]
             return heads[0] if heads else None
         if len(self.reading) == 2 or self.owed(self.reading[0]) > 0:
             return None
         overtaken = self.reading[0]
         remaining = self.work(self.cells(overtaken)[overtaken.cells_done :])
-        num_passed = [self.times_passed(request) for request in self.queue]
+        order = self.in_order()
+        num_passed = [self.times_passed(request) for request in order]
         eligible = [
             request
-            for place, request in enumerate(self.queue)
+            for place, request in enumerate(order)
             if request.num_prompt_tokens <= self.rules.overtake_max_tokens
             and max(num_passed[:place], default=0) < 8
             and self.work(self.cells(request)) < remaining
@@ -213,8 +221,18 @@ class SchedulerSimulation:
         return eligible[0] if eligible else None
 
     def times_passed(self, request: Request) -> int:
-        """Count the later arrivals that were started before a request that waits."""
-        return sum(other.arrival > request.arrival for other in self.started)
+        """Count the starts of requests behind a request that waits."""
+        return sum(request in before for before in self.passes)
+
+    def in_order(self) -> list[Request]:
+        """Sort those that wait: a tenant's n-th in the n-th round, whose turn is oldest first."""
+        last_turn = {tenant: place for place, tenant in enumerate(self.turns)}
+        rounds: list[list[Request]] = [[] for _ in self.queue]
+        for tenant in sorted({request.tenant for request in self.queue}, key=last_turn.__getitem__):
+            own = [request for request in self.queue if request.tenant == tenant]
+            for number, request in enumerate(own):
+                rounds[number].append(request)
+        return [request for each in rounds for request in each]
 
     def owed(self, overtaken: Request) -> int:
         """Return the work that overtakers were given and a prompt was not given since."""

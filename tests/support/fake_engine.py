@@ -20,6 +20,7 @@ from snapkv_core import (
     PositionLogprobs,
     PromptTooLongError,
     QueueFullError,
+    RequestSize,
     RequestSummary,
     RequestTimings,
     RequestTooLargeError,
@@ -138,7 +139,9 @@ class FakeEngine:
             is_alive=self.is_alive,
         )
 
-    async def submit(self, request: GenerationRequest) -> "FakeStream":
+    async def submit(
+        self, request: GenerationRequest, admit: Callable[[RequestSize], None] | None = None
+    ) -> "FakeStream":
         """Take a request or refuse it, as the real engine would."""
         await asyncio.sleep(self.behaviour.submit_s)
         if not self.is_alive:
@@ -153,12 +156,26 @@ class FakeEngine:
             if isinstance(first, ChatMessage) and first.role == UNKNOWN_ROLE:
                 raise InvalidParameterError("messages", "the chat template knows no such role")
         words = words_of(prompt)
-        max_new_tokens = request.sampling.max_new_tokens or self.config.default_max_new_tokens
+        max_new_tokens = self._max_new_tokens(request, words)
+        if admit is not None:
+            admit(RequestSize(len(words), max_new_tokens, request.sampling.n))
+        self.requests.append(request)
+        if self.snapshot_observer is not None:
+            self.snapshot_observer.on_lookup("miss", 0.002, 0)
+            self.snapshot_observer.on_write("stored", 0.02, 1_000)
+        self.num_running += 1
+        return FakeStream(self, request, words, max_new_tokens)
+
+    def _max_new_tokens(self, request: GenerationRequest, words: Sequence[str]) -> int:
+        """Return the length of the longest answer; raises for a request that cannot fit."""
+        default = self.config.default_max_new_tokens
+        default = min(default, request.max_default_new_tokens or default)
+        max_new_tokens = request.sampling.max_new_tokens or default
         if max_new_tokens > (limit := self.config.max_new_tokens_limit):
             raise InvalidParameterError("max_new_tokens", f"must be at most {limit}")
         if len(words) + max_new_tokens > self.max_model_len:
             raise PromptTooLongError(
-                "prompt" if isinstance(prompt, str) else "messages",
+                "prompt" if isinstance(request.prompt, str) else "messages",
                 num_prompt_tokens=len(words),
                 max_new_tokens=max_new_tokens,
                 max_model_len=self.max_model_len,
@@ -168,12 +185,7 @@ class FakeEngine:
             raise RequestTooLargeError(
                 "max_new_tokens", needed_bytes=needed, available_bytes=available
             )
-        self.requests.append(request)
-        if self.snapshot_observer is not None:
-            self.snapshot_observer.on_lookup("miss", 0.002, 0)
-            self.snapshot_observer.on_write("stored", 0.02, 1_000)
-        self.num_running += 1
-        return FakeStream(self, request, words, max_new_tokens)
+        return max_new_tokens
 
 
 class FakeStream:

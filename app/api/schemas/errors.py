@@ -32,6 +32,8 @@ class ErrorDetail(BaseModel):
         default=None, description="KV cache of a request that can never fit."
     )
     available_bytes: int | None = Field(default=None, description="KV cache of the whole server.")
+    requested: int | None = Field(default=None, description="What is above the caller's ceiling.")
+    ceiling: int | None = Field(default=None, description="The most this caller may ask for.")
 
 
 class ErrorBody(BaseModel):
@@ -46,9 +48,13 @@ class ErrorBody(BaseModel):
 ERROR_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
     400: {"model": ErrorBody, "description": "The request can never fit."},
     401: {"model": ErrorBody, "description": "No known API key was sent."},
+    403: {"model": ErrorBody, "description": "The caller may not ask for as much."},
     413: {"model": ErrorBody, "description": "The body is too large."},
     415: {"model": ErrorBody, "description": "The body is not declared as JSON."},
-    429: {"model": ErrorBody, "description": "The queue is full; see Retry-After."},
+    429: {
+        "model": ErrorBody,
+        "description": "The queue is full, or the caller too fast; see Retry-After.",
+    },
     500: {"model": ErrorBody, "description": "Generating the answer failed."},
     503: {"model": ErrorBody, "description": "The model is loading or the server stops."},
     504: {"model": ErrorBody, "description": "The time was up before the answer was complete."},

@@ -13,6 +13,7 @@ from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 from app.integrations.aws.clients import aws_client
 from app.integrations.aws.error_code import error_code
 from app.setting_groups.access import parse_api_keys
+from app.setting_groups.key_limits import parse_key_limits
 from app.settings import SettingsError
 from snapkv_core import COMPRESSION_METHODS, POOLINGS
 
@@ -146,4 +147,5 @@ _FIELDS: Final[Mapping[str, tuple[str, Callable[[object], object]]]] = {
     "pooling": ("pooling", _one_of(POOLINGS)),
     "model_name": ("model", _text),
     "api_keys": ("api_keys", parse_api_keys),
+    "key_limits": ("key_limits", parse_key_limits),
 }

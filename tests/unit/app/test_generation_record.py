@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from app.services.generation import Generation
+from app.services.rate_limits import Quotas
 from snapkv_core import (
     CompressionConfig,
     DeadlineExceededError,
@@ -58,6 +59,7 @@ async def fail(events: Sequence[TokenEvent]) -> Generation:
         Script(events),
         started_at=datetime.now(UTC),
         submitted_s=0.0,
+        grant=Quotas({}).grant("anybody", request),
         is_engine_alive=lambda: True,
         on_closed=lambda _: None,
     )

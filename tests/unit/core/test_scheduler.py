@@ -106,6 +106,7 @@ class Bench:
         max_new_tokens: int = 1,
         deadline_s: float = math.inf,
         ignore_eos: bool = False,
+        tenant: str = "",
     ) -> tuple[Sequence, ...]:
         """Queue a request; its sequences get the next ids, from 1."""
         first_id, self._next_id = self._next_id, self._next_id + num_choices
@@ -119,6 +120,7 @@ class Bench:
                 arrival_s=0.0,
                 deadline_s=deadline_s,
                 choice_index=index,
+                tenant=tenant,
             )
             for index in range(num_choices)
         )
@@ -217,10 +219,8 @@ def test_late_tokens_of_a_prompt_count_for_more() -> None:
 
 def test_answers_end_at_their_length_or_at_the_end_of_sequence_token() -> None:
     bench = Bench()
-    (stopped,), (ignoring,) = (
-        bench.add(4, max_new_tokens=3),
-        bench.add(4, max_new_tokens=3, ignore_eos=True),
-    )
+    (stopped,) = bench.add(4, max_new_tokens=3)
+    (ignoring,) = bench.add(4, max_new_tokens=3, ignore_eos=True)
     bench.run(2)
     for _ in range(2):
         bench.step(_EOS)

@@ -65,11 +65,13 @@ class Pair:
         sequences: Every sequence that was accepted, by id.
         num_steps: Steps run.
         is_flood: Whether nearly all prompts are tiny, and the others long.
+        tenants: Whose requests come, some of them more often.
     """
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.is_flood = seed % 5 == 0
+        self.tenants = ("",) if seed % 2 == 0 else ("a", "a", "a", "b", "b", "c")
         self.rules = rules = draw_rules(self.rng, is_flood=self.is_flood)
         self.simulation = SchedulerSimulation(rules)
         self.pacer = ScriptedPacer(
@@ -112,6 +114,7 @@ class Pair:
             max_new_tokens=group[0].max_new_tokens,
             deadline=group[0].deadline_s,
             ignore_eos=group[0].sampling.ignore_eos,
+            tenant=group[0].tenant,
         )
         if not self.simulation.is_possible(request):
             with pytest.raises(InvalidParameterError):
@@ -191,6 +194,7 @@ class Pair:
         )
         deadline = float(self.num_steps + rng.randint(1, 60)) if rng.random() < 0.2 else 1e9
         num_choices = min(rng.choice((1, 1, 1, 2, 3)), self.rules.max_num_seqs)
+        tenant = rng.choice(self.tenants)
         first_id, self._next_id = self._next_id, self._next_id + num_choices
         return tuple(
             Sequence(
@@ -202,6 +206,7 @@ class Pair:
                 arrival_s=float(self.num_steps),
                 deadline_s=deadline,
                 choice_index=index,
+                tenant=tenant,
             )
             for index in range(num_choices)
         )
@@ -271,6 +276,8 @@ def count_situations(pair: Pair) -> Counter[str]:
         owing=bool(reading) and simulation.owed(reading[0]) > 0,
         blocked_head=bool(queue) and not reading,
         patience_at_its_end=any(simulation.times_passed(request) == 8 for request in queue),
+        out_of_arrival_order=simulation.in_order() != queue,
+        beyond_a_full_room=len(queue) > pair.rules.max_num_seqs + pair.rules.max_num_waiting,
         reading_for_several=any(len(request.ids) > 1 for request in reading),
     )
 
@@ -301,4 +308,4 @@ def test_every_step_of_random_workloads_agrees_with_the_simulation() -> None:
             raise
     # Without this, the agreement could be one of two machines with nothing to do.
     assert min(situations.values()) >= 20
-    assert len(situations) == 5
+    assert len(situations) == 7
