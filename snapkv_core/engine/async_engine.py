@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Final
 
 from snapkv_core.config import CompressionConfig, EngineConfig
 from snapkv_core.engine.admission import size_of
 from snapkv_core.engine.engine import Engine
 from snapkv_core.engine.finding import NOT_LOOKED_UP, Finding
+from snapkv_core.engine.inbox import Abort, Add, Counts, Stop
 from snapkv_core.engine.memory_plan import held_memory_bytes
 from snapkv_core.engine.response_stream import ResponseStream
 from snapkv_core.engine.service_rate import ServiceRate
@@ -46,34 +46,6 @@ _MAX_TOKENISERS: Final = 4
 _STOPPED: Final = "the engine was stopped before this request was finished"
 
 
-@dataclass(frozen=True, slots=True)
-class _Add:
-    request: GenerationRequest
-    group: tuple[Sequence, ...]
-    finding: Finding
-    stream: ResponseStream
-
-
-@dataclass(frozen=True, slots=True)
-class _Abort:
-    stream: ResponseStream
-
-
-class _Stop:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class _Counts:
-    """The engine's numbers after its last turn; replaced as a whole, so any thread may read it."""
-
-    num_waiting: int = 0
-    num_running: int = 0
-    num_pages_used: int = 0
-    num_pages_reserved: int = 0
-    workspace_bytes: int = 0
-
-
 class AsyncEngine:
     """An `Engine` on a thread of its own.
 
@@ -85,7 +57,7 @@ class AsyncEngine:
         """Run `engine`; prompts are looked up in `snapshots` first, which `stop` closes."""
         self._engine = engine
         self._snapshots = snapshots
-        self._inbox: queue.SimpleQueue[_Add | _Abort | _Stop] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Add | Abort | Stop] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="snapkv-engine", daemon=True)
         self._takes_requests = False
         self._inbox_lock = threading.Lock()  # no request enters an inbox that was drained for good
@@ -97,7 +69,7 @@ class AsyncEngine:
         self._streams: dict[str, ResponseStream] = {}  # engine thread only
         self._service_rate = ServiceRate()
         self._busy_since: float | None = None
-        self._counts = _Counts()
+        self._counts = Counts()
 
     @classmethod
     def load(cls, config: EngineConfig, observer: EngineObserver | None = None) -> "AsyncEngine":
@@ -189,7 +161,7 @@ class AsyncEngine:
         self._takes_requests = False
         self._tokenisers.shutdown(wait=False)
         if self._thread.is_alive():
-            self._inbox.put(_Stop())
+            self._inbox.put(Stop())
             self._thread.join()
         if self._snapshots is not None:
             self._snapshots.close()
@@ -223,7 +195,7 @@ class AsyncEngine:
             except EngineStoppedError:
                 finding.give(None)
                 raise
-            self._inbox.put(_Add(request, group, finding, stream))
+            self._inbox.put(Add(request, group, finding, stream))
         self._room.enter(stream, request.tenant)
         return stream
 
@@ -297,7 +269,7 @@ class AsyncEngine:
 
     def _abandon(self, stream: ResponseStream) -> None:
         self._room.leave(stream)
-        self._inbox.put(_Abort(stream))
+        self._inbox.put(Abort(stream))
 
     def _run(self) -> None:
         """Turn the loop until told to stop; whatever happens, every stream gets an end."""
@@ -316,7 +288,7 @@ class AsyncEngine:
                 self._takes_requests = False
                 self._end_all(reason)
             self._busy_since = None
-            self._counts = _Counts()
+            self._counts = Counts()
 
     def _drain_inbox(self) -> bool:
         """Take all messages, waiting for one while there is nothing to do; False means stop."""
@@ -328,15 +300,15 @@ class AsyncEngine:
                 message = self._inbox.get(block=not self._engine.has_work)
             except queue.Empty:
                 return True
-            if isinstance(message, _Stop):
+            if isinstance(message, Stop):
                 return False
-            if isinstance(message, _Add):
+            if isinstance(message, Add):
                 self._add(message)
             else:
                 self._abort(message.stream)
             self._count()
 
-    def _add(self, message: _Add) -> None:
+    def _add(self, message: Add) -> None:
         try:
             self._engine.add(message.request, message.group, message.finding)
         except SnapKVError as error:
@@ -374,7 +346,7 @@ class AsyncEngine:
             except RuntimeError:
                 # The loop was closed with requests in flight: nobody is left to read them.
                 for stream, _ in batch:
-                    self._inbox.put(_Abort(stream))
+                    self._inbox.put(Abort(stream))
 
     def _end_all(self, reason: str) -> None:
         """Give every stream its end, those still in the inbox included."""
@@ -385,7 +357,7 @@ class AsyncEngine:
         streams = list(self._streams.values())
         while not self._inbox.empty():
             message = self._inbox.get()
-            if isinstance(message, _Add):
+            if isinstance(message, Add):
                 streams.append(message.stream)
         for stream in streams:
             stream.finding.give(None)
@@ -394,7 +366,7 @@ class AsyncEngine:
 
     def _count(self) -> None:
         parts = self._engine.parts
-        self._counts = _Counts(
+        self._counts = Counts(
             num_waiting=self._engine.num_waiting,
             num_running=self._engine.num_running,
             num_pages_used=parts.manager.num_pages_used,

@@ -4,13 +4,20 @@ import json
 import os
 import signal
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from app.cli.batch.errors import BatchStoppedError
-from snapkv_core import EngineConfig, GenerationRequest, ModelLoadError, QueueFullError
+from snapkv_core import (
+    EngineConfig,
+    GenerationRequest,
+    ModelLoadError,
+    QueueFullError,
+    RequestSize,
+)
 from tests.support.batch import (
     codes_of,
     completion,
@@ -23,6 +30,8 @@ from tests.support.batch import (
 from tests.support.command import Command
 from tests.support.fake_engine import FakeBehaviour, FakeEngine, FakeStream
 
+Admit = Callable[[RequestSize], None]
+
 
 @dataclass
 class CountingEngine(FakeEngine):
@@ -30,11 +39,11 @@ class CountingEngine(FakeEngine):
 
     in_flight: list[int] = field(default_factory=list)
 
-    async def submit(self, request: GenerationRequest) -> FakeStream:
+    async def submit(self, request: GenerationRequest, admit: Admit | None = None) -> FakeStream:
         """Take a request while there is room."""
         if self.num_running >= self.config.max_num_seqs + self.config.max_num_waiting:
             raise QueueFullError(self.num_running, retry_after_s=60.0)
-        stream = await super().submit(request)
+        stream = await super().submit(request, admit)
         self.in_flight.append(self.num_running)
         return stream
 
@@ -135,10 +144,12 @@ def test_engine_that_dies_ends_the_run(tmp_path: Path) -> None:
     """Its lines get no results, for another run can answer them."""
 
     class DyingEngine(CountingEngine):
-        async def submit(self, request: GenerationRequest) -> FakeStream:
+        async def submit(
+            self, request: GenerationRequest, admit: Admit | None = None
+        ) -> FakeStream:
             if len(self.in_flight) >= 30:
                 self.is_alive = False
-            return await super().submit(request)
+            return await super().submit(request, admit)
 
     requests, output = write_lines(tmp_path / "in.jsonl", uneven_lines(60)), tmp_path / "out.jsonl"
     with pytest.raises(BatchStoppedError, match="no more lines are taken"):
