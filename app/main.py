@@ -8,7 +8,7 @@ from fastapi import FastAPI
 
 from app.api.dependencies import AppParts
 from app.api.errors import install_error_handlers, response_for
-from app.api.routes import generate, health, metrics, openai
+from app.api.routes import generate, health, metrics, openai, tokenize
 from app.integrations.aws.request_log import FLUSH_TIMEOUT_S, RequestLog, open_request_log
 from app.integrations.aws.weights.models import S3Models, s3_models
 from app.integrations.snapshot_tiers import open_snapshot_tiers
@@ -24,6 +24,7 @@ from app.services.engine_host import EngineHost
 from app.services.generation import GenerationService
 from app.services.ports import GenerationEngine
 from app.services.settings_refresh import SettingsRefresh
+from app.services.tokenizing import TokenizingService
 from app.settings import Settings
 from app.telemetry.emf import EmfMetrics
 from app.telemetry.generation_log import GenerationLog
@@ -131,6 +132,7 @@ def create_app(
     app.state.parts = AppParts(
         engine_host=host,
         generation=generation,
+        tokenizing=TokenizingService(host.engine),
         metrics=service_metrics,
     )
     _include_routes(app)
@@ -178,6 +180,7 @@ def _lifespan(
 def _include_routes(app: FastAPI) -> None:
     for router in (
         generate.router,
+        tokenize.router,
         openai.router,
         openai.models_router,
         health.router,

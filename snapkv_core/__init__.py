@@ -48,6 +48,8 @@ from snapkv_core.events import (
     SnapshotUse,
     StepStats,
     TokenEvent,
+    TokenizedText,
+    TokenizeRequest,
 )
 from snapkv_core.kv_cache.guarded_store import GuardedStore, StoreHeldBackError
 from snapkv_core.kv_cache.snapshot import SNAPSHOT_BODIES, SnapshotBody
@@ -126,6 +128,8 @@ __all__ = [
     "StoreHeldBackError",
     "TieredStore",
     "TokenEvent",
+    "TokenizeRequest",
+    "TokenizedText",
     "WriteOutcome",
     "check_blob",
     "check_key",

@@ -20,18 +20,14 @@ from snapkv_core.engine.response_stream import ResponseStream
 from snapkv_core.engine.service_rate import ServiceRate
 from snapkv_core.engine.snapshot_cache import SnapshotCache, SnapshotObserver, SnapshotPolicy
 from snapkv_core.engine.snapshot_model import snapshot_model
+from snapkv_core.engine.text_coder import TextCoder
 from snapkv_core.errors import (
     DeadlineExceededError,
     EngineStoppedError,
     QueueFullError,
     SnapKVError,
 )
-from snapkv_core.events import (
-    EngineObserver,
-    EngineStats,
-    GenerationRequest,
-    TokenEvent,
-)
+from snapkv_core.events import EngineObserver, EngineStats, GenerationRequest, TokenEvent
 from snapkv_core.kv_cache.snapshot import SnapshotIdentity
 from snapkv_core.kv_cache.store import KVStore
 from snapkv_core.sequence import FinishReason, Sequence
@@ -89,6 +85,7 @@ class AsyncEngine:
         self._tokenisers = ThreadPoolExecutor(
             min(_MAX_TOKENISERS, os.cpu_count() or 1), thread_name_prefix="snapkv-tokeniser"
         )
+        self._texts = TextCoder(engine.tokenizer, engine.spec, engine.config, self._tokenisers)
         self._count_lock = threading.Lock()
         self._num_preparing = 0  # under the lock
         self._streams: dict[str, ResponseStream] = {}  # engine thread only
@@ -119,6 +116,11 @@ class AsyncEngine:
     def max_model_len(self) -> int:
         """Tokens that prompt and answer may have together."""
         return self._engine.spec.max_model_len
+
+    @property
+    def texts(self) -> TextCoder:
+        """Turns texts into tokens and back, on the threads that prepare requests."""
+        return self._texts
 
     @property
     def device(self) -> str:

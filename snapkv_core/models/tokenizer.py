@@ -21,14 +21,34 @@ class Tokenizer(Protocol):
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Turn text into ids; `add_special_tokens` adds what the model expects around a prompt."""
 
+    def encode_with_offsets(
+        self, text: str, *, add_special_tokens: bool = True
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """Turn text into ids, and say which characters of it each of them stands for.
+
+        Returns:
+            The ids, and for each the first character and the one behind its last. Tokens that
+            are parts of one character overlap in it; one that was added stands for none.
+
+        Raises:
+            InvalidParameterError: This tokenizer cannot tell.
+        """
+
+    def token_strs(self, token_ids: Sequence[int]) -> list[str]:
+        """Return the entries of the vocabulary, which may spell bytes and blanks in their way."""
+
     def fewest_tokens(self, text: str) -> int:
         """Return a number of tokens that a text has at least, without looking at it closely."""
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Turn ids into text without special tokens; bytes that are no character are U+FFFD."""
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Turn ids into text; bytes that are no character are U+FFFD."""
 
-    def render_chat(self, messages: Sequence[ChatMessage]) -> str:
+    def render_chat(
+        self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True
+    ) -> str:
         """Render a conversation with the model's template, ready for the assistant's turn.
+
+        Without `add_generation_prompt` it ends with the last message.
 
         Raises:
             InvalidParameterError: The model has no template, or it refuses these messages.
@@ -67,19 +87,36 @@ class HFTokenizer:
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoding.ids)
 
+    def encode_with_offsets(
+        self, text: str, *, add_special_tokens: bool = True
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """See `Tokenizer.encode_with_offsets`."""
+        if self._backend is None:
+            raise InvalidParameterError(
+                "return_offsets", "this model's tokenizer does not know what its tokens stand for"
+            )
+        (encoding,) = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
+        return list(encoding.ids), list(encoding.offsets)
+
+    def token_strs(self, token_ids: Sequence[int]) -> list[str]:
+        """See `Tokenizer.token_strs`."""
+        strings: list[str] = self._tokenizer.convert_ids_to_tokens(list(token_ids))
+        return strings
+
     def fewest_tokens(self, text: str) -> int:
         """See `Tokenizer.fewest_tokens`; 0 where a tokenizer may shorten a text first."""
         if self._longest_token_chars is None:
             return 0
         return -(-len(text) // self._longest_token_chars)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """See `Tokenizer.decode`."""
-        if self._backend is None:
-            return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
-        return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
+        core = self._tokenizer if self._backend is None else self._backend
+        return str(core.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
-    def render_chat(self, messages: Sequence[ChatMessage]) -> str:
+    def render_chat(
+        self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True
+    ) -> str:
         """See `Tokenizer.render_chat`."""
         if not self._tokenizer.chat_template:
             raise InvalidParameterError("messages", "this model has no chat template; send prompt")
@@ -87,7 +124,7 @@ class HFTokenizer:
         try:
             return str(
                 self._tokenizer.apply_chat_template(
-                    turns, tokenize=False, add_generation_prompt=True
+                    turns, tokenize=False, add_generation_prompt=add_generation_prompt
                 )
             )
         except (TemplateError, TypeError, ValueError) as error:

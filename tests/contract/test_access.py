@@ -20,6 +20,8 @@ KEYS = {"team.a": KEY, "team-b": OTHER}
 BODY = {"prompt": "a b", "max_new_tokens": 2}
 PRIVATE = [
     ("POST", "/generate"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
     ("POST", "/v1/completions"),
     ("POST", "/v1/chat/completions"),
     ("GET", "/v1/models"),

@@ -15,6 +15,8 @@ from tests.support.fake_engine import FakeEngine
 
 ROUTES = {
     "/generate",
+    "/tokenize",
+    "/detokenize",
     "/v1/completions",
     "/v1/chat/completions",
     "/v1/models",
@@ -84,7 +86,14 @@ async def send_everything(client: httpx.AsyncClient) -> None:
     """Send good, wrong and absurd requests to every route."""
     name = uuid.uuid4().hex
     for body in bodies():
-        for route in ("/generate", "/v1/completions", "/v1/chat/completions", f"/{name}"):
+        for route in (
+            "/generate",
+            "/tokenize",
+            "/detokenize",
+            "/v1/completions",
+            "/v1/chat/completions",
+            f"/{name}",
+        ):
             await client.post(route, json=body, headers={"X-Request-Id": name, "Host": name})
     for path in (f"/v1/models/{name}", f"/generate?a={name}", f"/metrics?{name}", f"/{name}/x"):
         await client.get(path)
