@@ -8,7 +8,7 @@ from fastapi import FastAPI
 
 from app.api.dependencies import AppParts
 from app.api.errors import install_error_handlers, response_for
-from app.api.routes import generate, health, metrics, openai, tokenize
+from app.api.routes import generate, health, metrics, openai, playground, tokenize
 from app.integrations.aws.request_log import FLUSH_TIMEOUT_S, RequestLog, open_request_log
 from app.integrations.aws.weights.models import S3Models, s3_models
 from app.integrations.snapshot_tiers import open_snapshot_tiers
@@ -136,6 +136,8 @@ def create_app(
         metrics=service_metrics,
     )
     _include_routes(app)
+    if settings.playground:
+        app.include_router(playground.router)
     install_error_handlers(app)
     _add_middleware(app, settings, service_metrics, access, tracer)
     return app

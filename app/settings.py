@@ -13,6 +13,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from app.setting_groups.access import AccessSettings, is_loopback
 from app.setting_groups.aws import AwsSettings
+from app.setting_groups.pages import PageSettings
 from app.setting_groups.snapshots import SnapshotSettings
 from app.setting_groups.telemetry import TelemetrySettings
 from snapkv_core import (
@@ -58,7 +59,9 @@ class SettingsError(Exception):
     """The environment or the secret holds what the service cannot start with; names it."""
 
 
-class Settings(AccessSettings, AwsSettings, SnapshotSettings, TelemetrySettings, BaseSettings):
+class Settings(
+    AccessSettings, AwsSettings, PageSettings, SnapshotSettings, TelemetrySettings, BaseSettings
+):
     """Every setting of the service: `SNAPKV_*` variables, a `.env` file, and a secret."""
 
     model_config = SettingsConfigDict(

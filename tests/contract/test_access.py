@@ -26,12 +26,21 @@ PRIVATE = [
     ("POST", "/v1/chat/completions"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/fake"),
-    ("GET", "/"),
+    ("GET", "/playground.json"),
+    ("GET", "/playground"),
     ("GET", "/no-such-path"),
     ("GET", "/health/live/"),
     ("GET", "/METRICS"),
 ]
-PUBLIC = ["/health/live", "/health/ready", "/metrics", "/docs", "/openapi.json"]
+PUBLIC = [
+    "/",
+    "/playground/main.js",
+    "/health/live",
+    "/health/ready",
+    "/metrics",
+    "/docs",
+    "/openapi.json",
+]
 
 
 def bearer(key: str) -> dict[str, str]:

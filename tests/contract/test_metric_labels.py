@@ -15,6 +15,9 @@ from tests.support.fake_engine import FakeEngine
 
 ROUTES = {
     "/generate",
+    "/",
+    "/playground/{path:path}",
+    "/playground.json",
     "/tokenize",
     "/detokenize",
     "/v1/completions",
@@ -95,7 +98,14 @@ async def send_everything(client: httpx.AsyncClient) -> None:
             f"/{name}",
         ):
             await client.post(route, json=body, headers={"X-Request-Id": name, "Host": name})
-    for path in (f"/v1/models/{name}", f"/generate?a={name}", f"/metrics?{name}", f"/{name}/x"):
+    for path in (
+        f"/v1/models/{name}",
+        f"/generate?a={name}",
+        f"/metrics?{name}",
+        "/",
+        f"/playground/{name}",
+        f"/{name}/x",
+    ):
         await client.get(path)
         await client.request(name[:8].upper(), path)
     await client.get("/v1/models")
