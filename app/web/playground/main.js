@@ -97,8 +97,6 @@ function build(found) {
     }),
   );
   at("sampling").append(...sampling.map((field) => field.element));
-  at("budgets").append(...budgets.map((budget) => budget.element));
-  at("results").append(...panels.map((panel) => panel.element));
   const half = { ...budgets[0].values() };
   half.max_capacity_prompt = Math.floor(half.max_capacity_prompt / 2);
   budgets[1].use(half);
@@ -109,10 +107,11 @@ function showBudgets() {
   const isPair = page.compare.checked;
   budgets[0].legend.textContent = isPair ? "Budget A" : "Budget";
   budgets[1].legend.textContent = "Budget B";
-  budgets[1].element.hidden = !isPair;
   panels[0].title.textContent = isPair ? "Result A" : "Result";
   panels[1].title.textContent = "Result B";
-  panels[1].element.hidden = !isPair;
+  const number = isPair ? 2 : 1;
+  at("budgets").replaceChildren(...budgets.slice(0, number).map((budget) => budget.element));
+  at("results").replaceChildren(...panels.slice(0, number).map((panel) => panel.element));
   document.body.classList.toggle("pair", isPair);
 }
 
