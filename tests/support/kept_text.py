@@ -7,24 +7,35 @@ from typing import Any
 from playwright.async_api import Page
 
 NUM_SHADES = 8
-_READ = """() => [...CSS.highlights].flatMap(([name, ranges]) =>
-    [...ranges].map((range) =>
-        [name, range.startOffset, range.endOffset, range.startContainer.data]))"""
+_READ = """() => {
+    const found = [], places = new Map();
+    let place = 0;
+    for (const node of document.querySelector(".kept-text").childNodes) {
+        places.set(node, place);
+        place += node.data.length;
+    }
+    for (const [name, ranges] of CSS.highlights) {
+        for (const range of name === "kept-cursor" ? [] : ranges) {
+            const start = places.get(range.startContainer);
+            found.push([name, start + range.startOffset, start + range.endOffset]);
+        }
+    }
+    return [place, found, [...places.values()]];
+}"""
 
 
 async def read_shades(page: Page) -> list[int | None]:
     """Return the shade of each UTF-16 unit of the one text that is shown.
 
-    Neighbours of one shade must lie in one piece.
+    Neighbours of one shade must lie in one piece, unless their text is cut between them.
     """
-    found = [piece for piece in await page.evaluate(_READ) if piece[0] != "kept-cursor"]
-    (text,) = {piece[3] for piece in found}
-    shades: list[int | None] = [None] * (len(text.encode("utf-16-le")) // 2)
-    pieces = sorted(found, key=lambda piece: int(piece[1]))
-    for name, start, end, _ in pieces:
+    length, pieces, cuts = await page.evaluate(_READ)
+    shades: list[int | None] = [None] * length
+    for name, start, end in sorted(pieces, key=lambda piece: int(piece[1])):
+        shade = int(name.removeprefix("kept-"))
         assert shades[start:end] == [None] * (end - start), "two shades lie on one character"
-        assert start == 0 or shades[start - 1] != int(name.removeprefix("kept-"))
-        shades[start:end] = [int(name.removeprefix("kept-"))] * (end - start)
+        assert start in cuts or shades[start - 1] != shade
+        shades[start:end] = [shade] * (end - start)
     return shades
 
 

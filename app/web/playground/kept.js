@@ -1,12 +1,14 @@
 // The prompt, shaded by how many layer-heads kept each token.
 //
-// The text is one text node that is made once. Shades are ranges over it (CSS custom highlights),
-// with neighbours of one shade merged, so that another layer costs no new elements.
+// The text is made once, as text nodes of some tokens each. Shades are ranges over them (CSS custom
+// highlights), with neighbours of one shade merged, so that another layer costs no new elements.
 
 import { count, create, say } from "./dom.js";
 
 /** Shades from none to all; `playground.css` has a colour for each. */
 const NUM_SHADES = 8;
+/** Pieces in a text node: a browser looks through all marks of a node to paint one of them. */
+const CHUNK_UNITS = 48;
 const STRIP_BAR_PX = 3;
 const canShade = typeof Highlight === "function" && "highlights" in CSS;
 
@@ -51,6 +53,7 @@ export class KeptView {
     this.unshade();
     this.root.hidden = true;
     this.tokens = null;
+    this.units = null;
     this.text.replaceChildren();
   }
 
@@ -77,8 +80,8 @@ export class KeptView {
     this.layers = explain.layer_kept_counts.map(fromBase64);
     this.totals = explain.kept_counts;
     this.numHeads = explain.num_kv_heads;
-    this.node = document.createTextNode(tokenized.text);
-    this.text.replaceChildren(this.node);
+    this.chunks = chunksOf(tokenized.text, this.units);
+    this.text.replaceChildren(...this.chunks.map((chunk) => chunk.node));
     this.text.scrollTop = 0;
     this.layer.max = this.layers.length;
     this.showLayer(0);
@@ -101,10 +104,10 @@ export class KeptView {
     this.unshade();
     for (let first = 0; first < shades.length; ) {
       let next = first + 1;
-      while (next < shades.length && shades[next] === shades[first]) {
+      while (next < shades.length && next % CHUNK_UNITS && shades[next] === shades[first]) {
         next += 1;
       }
-      this.mark(`kept-${shades[first]}`, this.units[first].start, this.units[next - 1].end);
+      this.mark(`kept-${shades[first]}`, first, next - 1);
       first = next;
     }
     this.drawStrip();
@@ -125,15 +128,18 @@ export class KeptView {
     return most;
   }
 
-  mark(name, start, end, priority = 0) {
+  /** Lay a shade on units, which are neighbours in one text node. */
+  mark(name, first, last, priority = 0) {
+    const { node, start } = this.chunks[Math.floor(first / CHUNK_UNITS)];
     const range = new StaticRange({
-      startContainer: this.node,
-      startOffset: start,
-      endContainer: this.node,
-      endOffset: end,
+      startContainer: node,
+      startOffset: this.units[first].start - start,
+      endContainer: node,
+      endOffset: this.units[last].end - start,
     });
     highlight(name, priority).add(range);
     this.ranges.set(range, name);
+    return range;
   }
 
   unshade() {
@@ -141,15 +147,15 @@ export class KeptView {
       highlights.get(name).delete(range);
     }
     this.ranges.clear();
+    this.cursorRange = null;
   }
 
   /** Put the cursor on a unit and say what is known of it. */
   moveTo(unit) {
-    for (const [range, name] of this.ranges) {
-      if (name === "kept-cursor") {
-        highlights.get(name).delete(range);
-        this.ranges.delete(range);
-      }
+    if (this.cursorRange) {
+      highlight("kept-cursor").delete(this.cursorRange);
+      this.ranges.delete(this.cursorRange);
+      this.cursorRange = null;
     }
     this.cursor = unit;
     if (unit === null || unit >= this.units.length) {
@@ -158,7 +164,7 @@ export class KeptView {
       return;
     }
     const { start, end, first, last } = this.units[unit];
-    this.mark("kept-cursor", start, end, 1);
+    this.cursorRange = this.mark("kept-cursor", unit, unit, 1);
     const numbers = [];
     for (let token = first; token <= last; token += 1) {
       numbers.push(count(this.counts[token]));
@@ -185,14 +191,15 @@ export class KeptView {
   }
 
   onPoint(event) {
-    if (!this.node) {
+    if (!this.units?.length) {
       return;
     }
     const at = document.caretPositionFromPoint
       ? document.caretPositionFromPoint(event.clientX, event.clientY)
       : document.caretRangeFromPoint(event.clientX, event.clientY);
     const node = at?.offsetNode ?? at?.startContainer;
-    const unit = node === this.node ? this.unitAt(at.offset ?? at.startOffset) : null;
+    const chunk = this.chunks.find((one) => one.node === node);
+    const unit = chunk ? this.unitAt(chunk.start + (at.offset ?? at.startOffset)) : null;
     if (unit !== null && unit !== this.cursor) {
       this.moveTo(unit);
     }
@@ -223,9 +230,10 @@ export class KeptView {
 
   /** Scroll the text, and nothing else, to the cursor. */
   reveal() {
+    const { startContainer, startOffset, endContainer, endOffset } = this.cursorRange;
     const range = document.createRange();
-    range.setStart(this.node, this.units[this.cursor].start);
-    range.setEnd(this.node, this.units[this.cursor].end);
+    range.setStart(startContainer, startOffset);
+    range.setEnd(endContainer, endOffset);
     const token = range.getBoundingClientRect();
     const box = this.text.getBoundingClientRect();
     if (token.top < box.top || token.bottom > box.bottom) {
@@ -300,6 +308,17 @@ function unitsOf({ text, offsets }) {
     units.at(-1).end = text.length;
   }
   return units;
+}
+
+/** Make the text nodes, each with the place of its first character. */
+function chunksOf(text, units) {
+  const chunks = [];
+  for (let first = 0; first < units.length; first += CHUNK_UNITS) {
+    const { start } = units[first];
+    const end = units[Math.min(first + CHUNK_UNITS, units.length) - 1].end;
+    chunks.push({ node: document.createTextNode(text.slice(start, end)), start });
+  }
+  return chunks;
 }
 
 function utf16Offsets(text) {
