@@ -8,7 +8,7 @@ from fastapi import FastAPI
 
 from app.api.dependencies import AppParts
 from app.api.errors import install_error_handlers, response_for
-from app.api.routes import generate, health, metrics, openai
+from app.api.routes import generate, health, metrics, openai, playground, tokenize
 from app.integrations.aws.request_log import FLUSH_TIMEOUT_S, RequestLog, open_request_log
 from app.integrations.aws.weights.models import S3Models, s3_models
 from app.integrations.snapshot_tiers import open_snapshot_tiers
@@ -26,6 +26,7 @@ from app.services.generation import GenerationService
 from app.services.ports import GenerationEngine
 from app.services.rate_limits import Quotas
 from app.services.settings_refresh import SettingsRefresh
+from app.services.tokenizing import TokenizingService
 from app.settings import Settings
 from app.telemetry.emf import EmfMetrics
 from app.telemetry.generation_log import GenerationLog
@@ -135,9 +136,12 @@ def create_app(
     app.state.parts = AppParts(
         engine_host=host,
         generation=generation,
+        tokenizing=TokenizingService(host.engine),
         metrics=service_metrics,
     )
     _include_routes(app, with_metrics=settings.admin_port is None)
+    if settings.playground:
+        app.include_router(playground.router)
     install_error_handlers(app)
     _add_middleware(app, settings, service_metrics, access, quotas, tracer)
     return app
@@ -197,7 +201,13 @@ def _lifespan(
 
 
 def _include_routes(app: FastAPI, *, with_metrics: bool) -> None:
-    for router in (generate.router, openai.router, openai.models_router, health.router):
+    for router in (
+        generate.router,
+        tokenize.router,
+        openai.router,
+        openai.models_router,
+        health.router,
+    ):
         app.include_router(router)
     if with_metrics:
         app.include_router(metrics.router)

@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from app.setting_groups.access import AccessSettings, is_loopback
 from app.setting_groups.aws import AwsSettings
 from app.setting_groups.key_limits import KeyLimitSettings
+from app.setting_groups.pages import PageSettings
 from app.setting_groups.server import SERVICE_LINK, ServerSettings
 from app.setting_groups.snapshots import SnapshotSettings
 from app.setting_groups.telemetry import TelemetrySettings
@@ -65,6 +66,7 @@ class Settings(
     AccessSettings,
     KeyLimitSettings,
     AwsSettings,
+    PageSettings,
     ServerSettings,
     SnapshotSettings,
     TelemetrySettings,

@@ -50,6 +50,8 @@ from snapkv_core.events import (
     SnapshotUse,
     StepStats,
     TokenEvent,
+    TokenizedText,
+    TokenizeRequest,
     TokenLogprob,
     ToolCall,
 )
@@ -138,6 +140,8 @@ __all__ = [
     "TieredStore",
     "TokenEvent",
     "TokenLogprob",
+    "TokenizeRequest",
+    "TokenizedText",
     "ToolCall",
     "ToolSyntax",
     "WriteOutcome",

@@ -96,6 +96,47 @@ class RequestSize:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenizeRequest:
+    """A text whose tokens are asked for.
+
+    Attributes:
+        prompt: Raw text, or messages for the chat template.
+        add_special_tokens: Add what the model expects around a prompt; None does for text, and
+            not for messages, whose template writes it: what generating does.
+        add_generation_prompt: End messages with the beginning of the assistant's turn.
+        with_token_strs: Ask for the entries of the vocabulary.
+        with_offsets: Ask for the characters that each token stands for.
+        timeout_s: Seconds that it may take; None takes the engine's own limit.
+    """
+
+    prompt: str | tuple[ChatMessage, ...]
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    with_token_strs: bool = False
+    with_offsets: bool = False
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedText:
+    """The tokens of a text.
+
+    Attributes:
+        text: What was tokenised: the prompt, or the messages as the template renders them.
+        token_ids: Its tokens.
+        token_strs: Their entries in the vocabulary, if asked for.
+        offsets: For each the first character of `text` that it stands for and the one behind its
+            last, if asked for. Parts of one character overlap in it; an added token stands for
+            none.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    token_strs: tuple[str, ...] | None = None
+    offsets: tuple[tuple[int, int], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class KeptTokenCounts:
     """How many KV heads kept each prompt token.
 

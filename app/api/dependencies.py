@@ -10,6 +10,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from app.services.engine_host import EngineHost
 from app.services.generation import GenerationService
+from app.services.tokenizing import TokenizingService
 from app.telemetry.metrics import ServiceMetrics
 from snapkv_core import InvalidParameterError
 
@@ -24,6 +25,7 @@ class AppParts:
 
     engine_host: EngineHost
     generation: GenerationService
+    tokenizing: TokenizingService
     metrics: ServiceMetrics
 
 

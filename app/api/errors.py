@@ -22,6 +22,7 @@ from app.api.schemas.chat import ChatCompletionRequest
 from app.api.schemas.errors import ErrorBody, ErrorDetail, Problem
 from app.api.schemas.generate import GenerateRequest
 from app.api.schemas.openai import CompletionRequest
+from app.api.schemas.tokenize import DetokenizeBody, TokenizeBody
 from app.services.access import AccessDeniedError
 from app.services.ceilings import OverCeilingError
 from app.services.engine_host import EngineNotReadyError, EngineState
@@ -75,7 +76,9 @@ _OPENAI_NAMES: Final[Mapping[str, str]] = {
 _SENT_NAMES: Final = "sent_names"
 #: Whose fields are suggested where a name is misspelt.
 _BODIES: Final[Mapping[str, type[BaseModel]]] = {
+    "/detokenize": DetokenizeBody,
     "/generate": GenerateRequest,
+    "/tokenize": TokenizeBody,
     "/v1/chat/completions": ChatCompletionRequest,
     "/v1/completions": CompletionRequest,
 }

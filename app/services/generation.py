@@ -278,6 +278,11 @@ class GenerationService:
         """How the model writes calls of tools; raises what `model_name` raises."""
         return self._engine().tool_syntax
 
+    @property
+    def default_compression(self) -> CompressionConfig:
+        """How prompts of requests that name nothing are compressed."""
+        return self._default_compression
+
     def use_default_compression(self, default_compression: CompressionConfig) -> None:
         """Replace what requests that name nothing get, from the next one on."""
         self._default_compression = default_compression

@@ -1,6 +1,6 @@
 """What the services need of an engine, so that a fake one fits as well as the real one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from snapkv_core import (
@@ -14,6 +14,8 @@ from snapkv_core import (
     SnapshotPolicy,
     SnapshotUse,
     TokenEvent,
+    TokenizedText,
+    TokenizeRequest,
     ToolSyntax,
 )
 
@@ -43,6 +45,16 @@ class GenerationStream(Protocol):
         """Abort the request if it is unfinished; may be called again."""
 
 
+class TextCoder(Protocol):
+    """Turns texts into tokens and back, off the event loop."""
+
+    async def tokenize(self, request: TokenizeRequest) -> TokenizedText:
+        """Return the tokens of a text, or raise one of the core's errors."""
+
+    async def detokenize(self, token_ids: Sequence[int], timeout_s: float | None = None) -> str:
+        """Return the text of tokens, or raise one of the core's errors."""
+
+
 class GenerationEngine(Protocol):
     """An engine that is loaded; `AsyncEngine` is one."""
 
@@ -57,6 +69,10 @@ class GenerationEngine(Protocol):
     @property
     def max_model_len(self) -> int:
         """Tokens that prompt and answer may have together."""
+
+    @property
+    def texts(self) -> TextCoder:
+        """Its tokenizer."""
 
     @property
     def device(self) -> str:

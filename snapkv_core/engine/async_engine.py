@@ -22,6 +22,7 @@ from snapkv_core.engine.response_stream import ResponseStream
 from snapkv_core.engine.service_rate import ServiceRate
 from snapkv_core.engine.snapshot_cache import SnapshotCache, SnapshotObserver, SnapshotPolicy
 from snapkv_core.engine.snapshot_model import snapshot_model
+from snapkv_core.engine.text_coder import TextCoder
 from snapkv_core.engine.waiting_room import WaitingRoom
 from snapkv_core.errors import (
     DeadlineExceededError,
@@ -66,6 +67,7 @@ class AsyncEngine:
         )
         config = engine.config
         self._room = WaitingRoom(config.max_num_seqs + config.max_num_waiting)
+        self._texts = TextCoder(engine.tokenizer, engine.spec, config, self._tokenisers)
         self._streams: dict[str, ResponseStream] = {}  # engine thread only
         self._service_rate = ServiceRate()
         self._busy_since: float | None = None
@@ -94,6 +96,11 @@ class AsyncEngine:
     def max_model_len(self) -> int:
         """Tokens that prompt and answer may have together."""
         return self._engine.spec.max_model_len
+
+    @property
+    def texts(self) -> TextCoder:
+        """Turns texts into tokens and back, on the threads that prepare requests."""
+        return self._texts
 
     @property
     def device(self) -> str:

@@ -24,11 +24,27 @@ class Tokenizer(Protocol):
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Turn text into ids; `add_special_tokens` adds what the model expects around a prompt."""
 
+    def encode_with_offsets(
+        self, text: str, *, add_special_tokens: bool = True
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """Turn text into ids, and say which characters of it each of them stands for.
+
+        Returns:
+            The ids, and for each the first character and the one behind its last. Tokens that
+            are parts of one character overlap in it; one that was added stands for none.
+
+        Raises:
+            InvalidParameterError: This tokenizer cannot tell.
+        """
+
+    def token_strs(self, token_ids: Sequence[int]) -> list[str]:
+        """Return the entries of the vocabulary, which may spell bytes and blanks in their way."""
+
     def fewest_tokens(self, text: str) -> int:
         """Return a number of tokens that a text has at least, without looking at it closely."""
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Turn ids into text without special tokens; bytes that are no character are U+FFFD.
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Turn ids into text; bytes that are no character are U+FFFD.
 
         A token that announces calls of tools is a part of the text, special or not.
         """
@@ -44,12 +60,19 @@ class Tokenizer(Protocol):
     def tool_syntax(self) -> ToolSyntax | None:
         """How the model writes calls of tools; None where its chat template does not tell."""
 
-    def render_chat(self, messages: Sequence[ChatMessage], tools: Sequence[str] = ()) -> str:
-        """Render a conversation with the model's template, ready for the assistant's turn.
+    def render_chat(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[str] = (),
+        *,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """Render a conversation with the model's template.
 
         Args:
             messages: The conversation.
             tools: JSON texts of the tools that the model may call.
+            add_generation_prompt: Make it ready for the assistant's turn.
 
         Raises:
             InvalidParameterError: The model has no template, or it refuses these messages, or has
@@ -94,22 +117,37 @@ class HFTokenizer:
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoding.ids)
 
+    def encode_with_offsets(
+        self, text: str, *, add_special_tokens: bool = True
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """See `Tokenizer.encode_with_offsets`."""
+        if self._backend is None:
+            raise InvalidParameterError(
+                "return_offsets", "this model's tokenizer does not know what its tokens stand for"
+            )
+        (encoding,) = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
+        return list(encoding.ids), list(encoding.offsets)
+
+    def token_strs(self, token_ids: Sequence[int]) -> list[str]:
+        """See `Tokenizer.token_strs`."""
+        strings: list[str] = self._tokenizer.convert_ids_to_tokens(list(token_ids))
+        return strings
+
     def fewest_tokens(self, text: str) -> int:
         """See `Tokenizer.fewest_tokens`; 0 where a tokenizer may shorten a text first."""
         if self._longest_token_chars is None:
             return 0
         return -(-len(text) // self._longest_token_chars)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """See `Tokenizer.decode`."""
         marker_id = self._calls_marker_id
-        if marker_id is not None and marker_id in token_ids:
+        if skip_special_tokens and marker_id is not None and marker_id in token_ids:
             at = list(token_ids).index(marker_id)
             before, after = token_ids[:at], token_ids[at + 1 :]
             return self.decode(before) + CALLS_MARKER + self.decode(after)
-        if self._backend is None:
-            return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
-        return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
+        core = self._tokenizer if self._backend is None else self._backend
+        return str(core.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
     def vocabulary(self) -> Vocabulary:
         """See `Tokenizer.vocabulary`."""
@@ -128,7 +166,13 @@ class HFTokenizer:
         template = self._template(with_tools=True)
         return None if template is None else syntax_of(template)
 
-    def render_chat(self, messages: Sequence[ChatMessage], tools: Sequence[str] = ()) -> str:
+    def render_chat(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[str] = (),
+        *,
+        add_generation_prompt: bool = True,
+    ) -> str:
         """See `Tokenizer.render_chat`."""
         if not self._tokenizer.chat_template:
             raise InvalidParameterError("messages", "this model has no chat template; send prompt")
@@ -142,7 +186,7 @@ class HFTokenizer:
                     [_turn(message) for message in messages],
                     tools=offered or None,
                     tokenize=False,
-                    add_generation_prompt=True,
+                    add_generation_prompt=add_generation_prompt,
                 )
             )
         except (TemplateError, TypeError, ValueError) as error:

@@ -20,16 +20,27 @@ KEYS = {"team.a": KEY, "team-b": OTHER}
 BODY = {"prompt": "a b", "max_new_tokens": 2}
 PRIVATE = [
     ("POST", "/generate"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
     ("POST", "/v1/completions"),
     ("POST", "/v1/chat/completions"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/fake"),
-    ("GET", "/"),
+    ("GET", "/playground.json"),
+    ("GET", "/playground"),
     ("GET", "/no-such-path"),
     ("GET", "/health/live/"),
     ("GET", "/METRICS"),
 ]
-PUBLIC = ["/health/live", "/health/ready", "/metrics", "/docs", "/openapi.json"]
+PUBLIC = [
+    "/",
+    "/playground/main.js",
+    "/health/live",
+    "/health/ready",
+    "/metrics",
+    "/docs",
+    "/openapi.json",
+]
 
 
 def bearer(key: str) -> dict[str, str]:

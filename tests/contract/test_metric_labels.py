@@ -15,6 +15,11 @@ from tests.support.fake_engine import FakeEngine
 
 ROUTES = {
     "/generate",
+    "/",
+    "/playground/{path:path}",
+    "/playground.json",
+    "/tokenize",
+    "/detokenize",
     "/v1/completions",
     "/v1/chat/completions",
     "/v1/models",
@@ -84,9 +89,23 @@ async def send_everything(client: httpx.AsyncClient) -> None:
     """Send good, wrong and absurd requests to every route."""
     name = uuid.uuid4().hex
     for body in bodies():
-        for route in ("/generate", "/v1/completions", "/v1/chat/completions", f"/{name}"):
+        for route in (
+            "/generate",
+            "/tokenize",
+            "/detokenize",
+            "/v1/completions",
+            "/v1/chat/completions",
+            f"/{name}",
+        ):
             await client.post(route, json=body, headers={"X-Request-Id": name, "Host": name})
-    for path in (f"/v1/models/{name}", f"/generate?a={name}", f"/metrics?{name}", f"/{name}/x"):
+    for path in (
+        f"/v1/models/{name}",
+        f"/generate?a={name}",
+        f"/metrics?{name}",
+        "/",
+        f"/playground/{name}",
+        f"/{name}/x",
+    ):
         await client.get(path)
         await client.request(name[:8].upper(), path)
     await client.get("/v1/models")

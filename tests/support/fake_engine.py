@@ -32,6 +32,7 @@ from snapkv_core import (
     TokenLogprob,
     ToolSyntax,
 )
+from tests.support.fake_texts import FakeTexts
 
 NUM_LAYERS = 2
 NUM_KV_HEADS = 2
@@ -122,6 +123,11 @@ class FakeEngine:
     def max_concurrent(self, compression: CompressionConfig, max_new_tokens: int) -> int:
         """Return how many sequences the pool holds."""
         return self.num_cache_tokens // (compression.max_capacity_prompt + max_new_tokens)
+
+    @property
+    def texts(self) -> FakeTexts:
+        """Its tokenizer, which splits at blanks."""
+        return FakeTexts(self.behaviour.submit_s, self.behaviour.queue_full)
 
     def stats(self) -> EngineStats:
         """Return numbers of this moment: a running sequence uses one page and reserves two."""
@@ -295,10 +301,18 @@ def report_of(request: GenerationRequest, num_tokens: int) -> CompressionReport:
     is_smaller = compression.compresses(num_tokens)
     kept = compression.max_capacity_prompt if is_smaller else num_tokens
     reason = "method_full" if compression.method == "full" else "prompt_fits_capacity"
+    # Where some are dropped, each token is kept by another number of heads in each layer.
+    layers = [
+        bytes(
+            (index + layer) % (NUM_KV_HEADS + 1) if is_smaller else NUM_KV_HEADS
+            for index in range(num_tokens)
+        )
+        for layer in range(NUM_LAYERS)
+    ]
     counts = KeptTokenCounts(
-        per_layer=(bytes([NUM_KV_HEADS] * num_tokens),) * NUM_LAYERS,
+        per_layer=tuple(layers),
         num_kv_heads=NUM_KV_HEADS,
-        total=(NUM_LAYERS * NUM_KV_HEADS,) * num_tokens,
+        total=tuple(map(sum, zip(*layers, strict=True))),
     )
     return CompressionReport(
         method=compression.method,
