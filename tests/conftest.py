@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.support.tools import network_allowed
+from tests.support.tools import network_allowed, threads_per_worker
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -26,13 +26,14 @@ def has_cuda() -> bool:
 
 @pytest.fixture(autouse=True)
 def one_thread_for_tiny_models(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Run a test's model on one thread, unless it is the demo model, which is worth two.
+    """Run a test's model on one thread; the demo model on all cores that no other worker needs.
 
     Threads that meet thousands of times a second wait for each other's time slice as soon as
-    anything else runs on the machine: tests of seconds then took ten minutes.
+    anything else runs on the machine: tests of seconds then took ten minutes. Two threads also
+    need a third more processor time for the demo model's decode steps, and an eighth for reading.
     """
     before = torch.get_num_threads()
-    if request.node.get_closest_marker("demo") is None:
-        torch.set_num_threads(1)
+    is_demo = request.node.get_closest_marker("demo") is not None
+    torch.set_num_threads(threads_per_worker() if is_demo else 1)
     yield
     torch.set_num_threads(before)

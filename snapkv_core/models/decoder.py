@@ -4,17 +4,12 @@ The one integration point with transformers is its attention registry; nothing o
 is replaced and no state is kept on a module (ADR 0001).
 """
 
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from torch import Tensor
 
 from snapkv_core.errors import ModelLoadError
-
-ATTENTION_NAME: Final = "snapkv"
 
 
 class AttentionContext(Protocol):
@@ -39,47 +34,6 @@ class AttentionContext(Protocol):
         Returns:
             Shaped like `query`.
         """
-
-
-def _attention_forward(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    snapkv_context: AttentionContext | None = None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """Attention as transformers' layers call it; without a context it is plain SDPA."""
-    if snapkv_context is None:
-        if sliding_window is not None:
-            kwargs["sliding_window"] = sliding_window
-        output, _ = sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
-        )
-        return output, None
-    unknown = sorted(name for name, given in kwargs.items() if given not in (None, False))
-    if unknown:
-        raise ModelLoadError(
-            f"{type(module).__name__} asks its attention for {', '.join(unknown)}, "
-            "which this engine does not compute"
-        )
-    if sliding_window is not None and snapkv_context.num_positions > sliding_window:
-        raise ModelLoadError(
-            f"sliding window of {sliding_window} over {snapkv_context.num_positions} positions"
-        )
-    scale = scaling if scaling is not None else float(query.shape[-1]) ** -0.5
-    layer_idx = int(module.layer_idx)  # type: ignore[arg-type]  # every HF attention has one
-    output = snapkv_context.attend(layer_idx, query, key, value, scaling=scale)
-    return output.transpose(1, 2), None
-
-
-AttentionInterface.register(ATTENTION_NAME, _attention_forward)
-AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)
 
 
 class LayeredDecoder:
@@ -107,6 +61,9 @@ class LayeredDecoder:
                 f"{type(model).__name__} cannot be run layer by layer: it has no "
                 f"{', '.join(missing) or 'output head'}"
             )
+        # Late, as it imports much of transformers; see there.
+        from snapkv_core.models.attention_function import ATTENTION_NAME
+
         model.set_attn_implementation(ATTENTION_NAME)
         self._base = base
         self._head = head

@@ -4,8 +4,6 @@ import hashlib
 from pathlib import Path
 from typing import Final
 
-from transformers.utils.hub import cached_file
-
 from snapkv_core.config import EngineConfig
 from snapkv_core.errors import ModelLoadError
 from snapkv_core.models.loader import locate_model
@@ -46,6 +44,8 @@ def _folder_of(config: EngineConfig) -> Path:
     source, revision = locate_model(config)
     if Path(source).is_dir():
         return Path(source)
+    from transformers.utils.hub import cached_file  # late, as in loading
+
     # Of the hub's cache, into which loading has just put it.
     found = cached_file(source, _CONFIG, revision=revision, local_files_only=True)
     return Path(str(found)).parent

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from snapkv_core.config import EngineConfig
 from snapkv_core.errors import ModelLoadError
@@ -58,6 +56,10 @@ def load_model(config: EngineConfig) -> LoadedModel:
         ModelLoadError: It is missing, gated, needs code of its own, or cannot be run layer by
             layer; the message says what to do.
     """
+    # Late: it takes seconds, and whoever serves or asks another engine has no use for it.
+    import transformers
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
     # Progress bars on standard error would break a log of one JSON object per line.
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     device = choose_device(config.device)

@@ -10,7 +10,15 @@ from transformers import AutoModelForCausalLM
 from snapkv_core import ChatMessage, CompressionConfig, Engine, EngineConfig
 from snapkv_core.config import Pooling
 from tests.oracles.masked_decode import Knobs, MaskedDecoder
-from tests.support.engines import FULL, ask, drain, make_request, text_of
+from tests.support.engines import (
+    FULL,
+    ask,
+    drain,
+    ids_of,
+    make_request,
+    run_together,
+    text_of,
+)
 from tests.support.essays import cache_dir, load_essays
 from tests.support.models import greedy_reference
 
@@ -102,9 +110,12 @@ def test_shape_is_that_of_smollm2(engine: Engine) -> None:
 def test_greedy_ids_equal_transformers_on_a_real_prompt(engine: Engine) -> None:
     prompt = essay_ids(engine, 600, start=5_000)
     expected = greedy_reference(reference_model(), prompt, 64)
-    for compression in (FULL, CompressionConfig(max_capacity_prompt=600)):
-        found = ask(engine, prompt, compression, max_new_tokens=64, ignore_eos=True)
-        assert list(found.token_ids[0]) == expected
+    requests = [
+        make_request(prompt, compression, max_new_tokens=64, ignore_eos=True)
+        for compression in (FULL, CompressionConfig(max_capacity_prompt=600))
+    ]
+    for events in run_together(engine, requests):
+        assert list(ids_of(events)) == expected
 
 
 @pytest.mark.parametrize(

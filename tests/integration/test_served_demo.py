@@ -108,8 +108,9 @@ def test_client_that_leaves_frees_the_engine(url: str, is_stream: bool) -> None:
 )
 def test_stream_and_json_give_the_same_answer(url: str, fields: dict[str, Any]) -> None:
     """The pieces join to the text, and usage and report are those of the JSON answer."""
-    request = {"prompt": prompt_of(2_400, 500), "max_new_tokens": 24, **KNOBS, **fields}
+    request = {"prompt": prompt_of(1_200, 500), "max_new_tokens": 24, **KNOBS, **fields}
     whole = generate(url, **request)
+    assert whole["kv_cache"]["compression_ratio"] > 1
     *pieces, last = stream(url, **request)
     texts = ["", ""]
     for piece in pieces:
@@ -126,10 +127,11 @@ def test_stream_and_json_give_the_same_answer(url: str, fields: dict[str, Any]) 
 def test_two_budgets_at_once_equal_their_solo_runs(url: str) -> None:
     """Concurrent requests with knobs of their own neither see nor change each other."""
     requests = [
-        {"prompt": prompt_of(2_600, start), "max_new_tokens": 16, **KNOBS, **knobs}
+        {"prompt": prompt_of(1_300, start), "max_new_tokens": 16, **KNOBS, **knobs}
         for start, knobs in ((0, {}), (3_000, {"max_capacity_prompt": 64}), (7_000, {"n": 2}))
     ]
     alone = [generate(url, **request) for request in requests]
+    assert all(solo["kv_cache"]["compression_ratio"] > 1 for solo in alone)
 
     async def together() -> list[Any]:
         async with httpx.AsyncClient(base_url=url, timeout=600) as client:
@@ -146,7 +148,7 @@ def test_two_budgets_at_once_equal_their_solo_runs(url: str) -> None:
 
 def test_openais_client_gets_the_answer_of_generate(url: str) -> None:
     """Both faces give one greedy answer and one report, whole and as a stream."""
-    prompt = prompt_of(2_400, 500)
+    prompt = prompt_of(1_200, 500)
     whole = generate(url, prompt=prompt, max_new_tokens=16, **KNOBS)
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         (model,) = client.models.list().data

@@ -41,7 +41,9 @@ async def fake_service(engine: FakeEngine, **settings: object) -> AsyncIterator[
 
 
 @asynccontextmanager
-async def listening(app: Starlette, *, shutdown_timeout_s: int = 5) -> AsyncIterator[str]:
+async def listening(
+    app: Starlette, *, shutdown_timeout_s: int = 5, wait_ready: bool = True
+) -> AsyncIterator[str]:
     """Serve an app on a loopback port and yield its URL."""
     config = uvicorn.Config(
         app,
@@ -56,8 +58,9 @@ async def listening(app: Starlette, *, shutdown_timeout_s: int = 5) -> AsyncIter
     await until(lambda: server.started)
     port = server.servers[0].sockets[0].getsockname()[1]
     url = f"http://127.0.0.1:{port}"
-    async with httpx.AsyncClient(base_url=url) as client:
-        await until_ready(client)
+    if wait_ready:
+        async with httpx.AsyncClient(base_url=url) as client:
+            await until_ready(client)
     try:
         yield url
     finally:

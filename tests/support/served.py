@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 
 from tests.support.markdown import ROOT
+from tests.support.tools import threads_per_worker
 
 
 def example_environment(folder: Path) -> dict[str, str]:
@@ -34,6 +35,8 @@ def example_environment(folder: Path) -> dict[str, str]:
     return kept | {
         "PATH": f"{folder}{os.pathsep}{kept.get('PATH', '')}",
         "PYTHONPATH": str(ROOT),
+        # PyTorch's choice is all cores, of which other workers of pytest need theirs.
+        "OMP_NUM_THREADS": str(threads_per_worker()),
         "TMPDIR": str(folder),
     }
 

@@ -1,4 +1,4 @@
-"""Outside programs that tests call: found by an environment variable or on PATH, or a skip."""
+"""What the machine gives tests: outside programs, the network, and a share of its cores."""
 
 import os
 import shutil
@@ -31,3 +31,9 @@ def require_tool(name: str, env_var: str | None = None) -> str:
 def network_allowed() -> bool:
     """Tell whether tests may reach other machines."""
     return os.environ.get("TEST_NETWORK") == "1"
+
+
+def threads_per_worker() -> int:
+    """Return how many threads a test may use when all of pytest's workers are busy."""
+    num_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    return max(1, len(os.sched_getaffinity(0)) // num_workers)
