@@ -15,7 +15,7 @@ from app.api.errors import ModelNotFoundError, name_as_sent
 from app.api.openai_forms import ChatForm, CompletionForm, OpenAIForm
 from app.api.schemas.chat import ChatCompletion, ChatCompletionRequest
 from app.api.schemas.common import kv_cache_of, usage_of
-from app.api.schemas.errors import ERROR_RESPONSES, ErrorBody
+from app.api.schemas.errors import ENGINE_ERROR_RESPONSES, ERROR_RESPONSES, ErrorBody
 from app.api.schemas.openai import (
     Completion,
     CompletionRequest,
@@ -24,7 +24,7 @@ from app.api.schemas.openai import (
     OpenAIRequest,
     StreamOptions,
 )
-from app.api.sse import DONE_FRAME, data_frame
+from app.api.sse import DONE_FRAME, STREAM_RESPONSE, data_frame
 from app.api.strict_json import StrictJSONRoute
 from app.services.generation import Generation, GenerationInput, GenerationResult
 from snapkv_core import RequestSummary
@@ -36,6 +36,7 @@ _NOT_FOUND: Final[dict[int | str, dict[str, Any]]] = {
 
 _RESPONSES: Final = (
     ERROR_RESPONSES
+    | STREAM_RESPONSE
     | _NOT_FOUND
     | {400: {"model": ErrorBody, "description": "A value is not acceptable."}}
 )
@@ -44,13 +45,17 @@ router = APIRouter(prefix="/v1", route_class=StrictJSONRoute, tags=["openai"])
 models_router = APIRouter(prefix="/v1", tags=["openai"])
 
 
-@models_router.get("/models", summary="List the served model")
+@models_router.get("/models", summary="List the served model", responses=ENGINE_ERROR_RESPONSES)
 async def list_models(parts: Parts) -> ModelList:
     """Answer with the one model there is; 503 while it loads."""
     return ModelList(object="list", data=[_served_model(parts)])
 
 
-@models_router.get("/models/{model:path}", summary="Describe a model", responses=_NOT_FOUND)
+@models_router.get(
+    "/models/{model:path}",
+    summary="Describe a model",
+    responses=ENGINE_ERROR_RESPONSES | _NOT_FOUND,
+)
 async def get_model(model: str, parts: Parts) -> Model:
     """Answer with the model if it is the served one."""
     served = _served_model(parts)
