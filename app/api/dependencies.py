@@ -7,6 +7,7 @@ from typing import Annotated, Final
 
 from fastapi import Depends, Header, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from pydantic import WithJsonSchema
 
 from app.services.engine_host import EngineHost
 from app.services.generation import GenerationService
@@ -43,6 +44,8 @@ def read_request_timeout(
             description="Seconds after which the request is ended with 504, finished or not; it "
             "can only shorten the server's own limit."
         ),
+        # For the description alone: what it says is told apart below, with a message of its own.
+        WithJsonSchema({"type": "string", "pattern": f"^{_DECIMAL.pattern}$", "example": "2.5"}),
     ] = None,
 ) -> float | None:
     """Return the time a caller gives its request, seconds; None when it says nothing.

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Final
+from typing import Any, Final
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -10,6 +10,13 @@ from starlette.types import Receive, Scope, Send
 DONE_FRAME: Final = "data: [DONE]\n\n"
 HEARTBEAT_FRAME: Final = ": keep-alive\n\n"
 HEARTBEAT_INTERVAL_S: Final = 15.0
+#: Beside the JSON answer of a route that streams when it is asked to, for the API description.
+STREAM_RESPONSE: Final[dict[int | str, dict[str, Any]]] = {
+    200: {
+        "description": "The answer: JSON, or server-sent events when `stream` is true.",
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    }
+}
 
 
 def data_frame(payload: str) -> str:

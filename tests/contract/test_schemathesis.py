@@ -8,14 +8,15 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
-from typing import Final
+from typing import Any, Final
 
 import httpx
 import pytest
 import schemathesis
 from fastapi import FastAPI
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, settings
 from schemathesis.checks import not_a_server_error
+from schemathesis.config import SchemathesisConfig
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     ignored_auth,
@@ -31,7 +32,9 @@ from app.main import create_app
 from snapkv_core import EngineConfig, EngineObserver
 from tests.support.app_client import listening, settings_for_tests
 from tests.support.fake_engine import FakeBehaviour, FakeEngine
+from tests.support.logs import captured_log
 
+MODEL: Final = "demo"
 KEY: Final = "a-key-of-27-characters-long"
 WITH_KEY: Final = {"Authorization": f"Bearer {KEY}"}
 CONFORMANCE: Final = (
@@ -56,14 +59,25 @@ REPEATABLE: Final = settings(
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
-#: How a server can be unable to answer, apart from the one that is well.
-TROUBLES: Final = ("loading", "queue full", "crashing", "failing", "late")
 
 
 def build(behaviour: FakeBehaviour, **values: object) -> FastAPI:
     """Build the service around a fake engine, open to whoever has the key."""
-    engine = FakeEngine(behaviour=behaviour)
+    engine = FakeEngine(model_name=MODEL, behaviour=behaviour)
     return create_app(settings_for_tests(api_keys=[KEY], **values), engine)
+
+
+def description() -> dict[str, Any]:
+    """Return the service's own description, with the served model's name as the only one.
+
+    Hardly any drawn name would be that of the model, and all that were not would be refused.
+    """
+    document = create_app(settings_for_tests()).openapi()
+    for schema in document["components"]["schemas"].values():
+        model = schema.get("properties", {}).get("model", {})
+        if model.get("type") == "string":
+            model["enum"] = [MODEL]
+    return document
 
 
 def never_loads(config: EngineConfig, observer: EngineObserver) -> FakeEngine:
@@ -74,15 +88,19 @@ def never_loads(config: EngineConfig, observer: EngineObserver) -> FakeEngine:
 
 
 _over = threading.Event()
-WELL = build(FakeBehaviour())
-SCHEMA = schemathesis.openapi.from_dict(WELL.openapi())
+SCHEMA = schemathesis.openapi.from_dict(description())
+#: Drawn requests alone, without those that work through every method, header and boundary.
+DRAWN_ONLY = schemathesis.openapi.from_dict(
+    description(),
+    config=SchemathesisConfig.from_dict({"phases": {"coverage": {"enabled": False}}}),
+)
 
 
 @pytest.fixture(scope="module")
 def urls() -> Iterator[dict[str, str]]:
     """Serve one app in each state on a loop of its own; yields their URLs by state."""
     apps = {
-        "well": WELL,
+        "well": build(FakeBehaviour()),
         "queue full": build(FakeBehaviour(queue_full=True)),
         "crashing": build(FakeBehaviour(crash_on_submit=True)),
         "failing": build(FakeBehaviour(fail_after=0)),
@@ -98,9 +116,7 @@ def urls() -> Iterator[dict[str, str]]:
         async with AsyncExitStack() as stack:
             for state, app in apps.items():
                 is_ready = state != "loading"
-                found[state] = await stack.enter_async_context(
-                    listening(app, wait_ready=is_ready)
-                )
+                found[state] = await stack.enter_async_context(listening(app, wait_ready=is_ready))
             are_listening.set()
             await stopping.wait()
             _over.set()
@@ -108,9 +124,11 @@ def urls() -> Iterator[dict[str, str]]:
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
     thread.start()
     try:
-        assert are_listening.wait(60)
-        yield found
-        assert_serves(found["well"])
+        # Of unexpected errors structlog's own log draws pictures, which take seconds.
+        with captured_log("error"):
+            assert are_listening.wait(60)
+            yield found
+            assert_serves(found["well"])
     finally:
         loop.call_soon_threadsafe(stopping.set)
         thread.join(60)
@@ -130,24 +148,18 @@ def assert_serves(url: str) -> None:
 @pytest.mark.slow
 @SCHEMA.parametrize()
 @settings(REPEATABLE, max_examples=25)
-def test_no_request_gets_an_answer_that_is_not_described(
-    case: schemathesis.Case, urls: dict[str, str]
-) -> None:
+def test_no_request_gets_an_answer_that_is_not_described(case: Any, urls: dict[str, str]) -> None:
     """Right and wrong values, methods, headers and bodies: no 5xx, no unknown status or shape."""
     answer = case.call(base_url=urls["well"], headers=WITH_KEY)
     case.validate_response(answer, checks=list(CHECKS))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("state", [*TROUBLES, "no key"])
-@SCHEMA.parametrize()
-@settings(REPEATABLE, max_examples=4, phases=[Phase.explicit, Phase.generate])
-def test_troubles_of_the_server_are_described(
-    case: schemathesis.Case, urls: dict[str, str], state: str
-) -> None:
+@DRAWN_ONLY.parametrize()
+@settings(REPEATABLE, max_examples=3)
+def test_troubles_of_the_server_are_described(case: Any, urls: dict[str, str]) -> None:
     """A server that cannot answer, and one that may not, says so as the description has it."""
-    if state == "no key":
-        answer = case.call(base_url=urls["well"])
-    else:
-        answer = case.call(base_url=urls[state], headers=WITH_KEY)
-    case.validate_response(answer, checks=list(CONFORMANCE))
+    for state, url in urls.items():
+        headers = {} if state == "well" else WITH_KEY
+        answer = case.call(base_url=url, headers=headers)
+        case.validate_response(answer, checks=list(CONFORMANCE))

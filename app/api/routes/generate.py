@@ -16,7 +16,7 @@ from app.api.schemas.generate import (
     to_last_event,
     to_response,
 )
-from app.api.sse import DONE_FRAME, data_frame
+from app.api.sse import DONE_FRAME, STREAM_RESPONSE, data_frame
 from app.api.strict_json import StrictJSONRoute
 from app.services.generation import Generation
 from snapkv_core import TokenEvent
@@ -29,6 +29,7 @@ router = APIRouter(route_class=StrictJSONRoute, tags=["generate"])
     summary="Continue a prompt with a compressed KV cache",
     response_model=GenerateResponse,
     responses=ERROR_RESPONSES
+    | STREAM_RESPONSE
     | {422: {"model": ErrorBody, "description": "A value is not acceptable."}},
 )
 async def generate(

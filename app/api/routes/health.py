@@ -1,14 +1,50 @@
 """Whether the process lives, and whether it can serve."""
 
+from typing import Literal
+
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 
 from app.api.dependencies import Parts
 
 router = APIRouter(prefix="/health", tags=["health"])
 
 
-@router.get("/live", summary="Is the process alive?")
+class Alive(BaseModel):
+    """The process needs no restart."""
+
+    status: Literal["alive"]
+
+
+class Dead(BaseModel):
+    """Only a restart helps."""
+
+    status: Literal["dead"]
+
+
+class Ready(BaseModel):
+    """What is served."""
+
+    status: Literal["ready"]
+    model: str
+    max_model_len: int
+    device: str
+    dtype: str
+
+
+class NotReady(BaseModel):
+    """Why requests would be refused."""
+
+    status: str
+
+
+@router.get(
+    "/live",
+    summary="Is the process alive?",
+    response_model=Alive,
+    responses={503: {"model": Dead, "description": "Only a restart helps."}},
+)
 async def live(parts: Parts) -> JSONResponse:
     """Answer 200 while the process loads, serves or drains, 503 when only a restart helps."""
     if parts.engine_host.is_alive:
@@ -16,7 +52,12 @@ async def live(parts: Parts) -> JSONResponse:
     return JSONResponse({"status": "dead"}, status_code=503)
 
 
-@router.get("/ready", summary="Can it serve?")
+@router.get(
+    "/ready",
+    summary="Can it serve?",
+    response_model=Ready,
+    responses={503: {"model": NotReady, "description": "Not now; the status says why."}},
+)
 async def ready(parts: Parts) -> JSONResponse:
     """Answer 200 with the model once it is warm, 503 with the reason otherwise."""
     host = parts.engine_host

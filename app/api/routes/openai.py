@@ -15,7 +15,7 @@ from app.api.errors import ModelNotFoundError, name_as_sent
 from app.api.openai_forms import ChatForm, CompletionForm, OpenAIForm
 from app.api.schemas.chat import ChatCompletion, ChatCompletionRequest
 from app.api.schemas.common import explanation_of, kv_cache_of, usage_of
-from app.api.schemas.errors import ERROR_RESPONSES, ErrorBody
+from app.api.schemas.errors import ENGINE_ERROR_RESPONSES, ERROR_RESPONSES, ErrorBody
 from app.api.schemas.openai import (
     Completion,
     CompletionRequest,
@@ -25,7 +25,7 @@ from app.api.schemas.openai import (
     PromptReport,
     StreamOptions,
 )
-from app.api.sse import DONE_FRAME, data_frame
+from app.api.sse import DONE_FRAME, STREAM_RESPONSE, data_frame
 from app.api.strict_json import StrictJSONRoute
 from app.services.answers import GenerationResult
 from app.services.generation import GenerationInput
@@ -40,6 +40,7 @@ _NOT_FOUND: Final[dict[int | str, dict[str, Any]]] = {
 
 _RESPONSES: Final = (
     ERROR_RESPONSES
+    | STREAM_RESPONSE
     | _NOT_FOUND
     | {400: {"model": ErrorBody, "description": "A value is not acceptable."}}
 )
@@ -48,13 +49,17 @@ router = APIRouter(prefix="/v1", route_class=StrictJSONRoute, tags=["openai"])
 models_router = APIRouter(prefix="/v1", tags=["openai"])
 
 
-@models_router.get("/models", summary="List the served model")
+@models_router.get("/models", summary="List the served model", responses=ENGINE_ERROR_RESPONSES)
 async def list_models(parts: Parts) -> ModelList:
     """Answer with the one model there is; 503 while it loads."""
     return ModelList(object="list", data=[_served_model(parts)])
 
 
-@models_router.get("/models/{model:path}", summary="Describe a model", responses=_NOT_FOUND)
+@models_router.get(
+    "/models/{model:path}",
+    summary="Describe a model",
+    responses=ENGINE_ERROR_RESPONSES | _NOT_FOUND,
+)
 async def get_model(model: str, parts: Parts) -> Model:
     """Answer with the model if it is the served one."""
     served = _served_model(parts)

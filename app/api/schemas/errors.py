@@ -44,11 +44,18 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
 
-#: Errors that every route that generates may answer with, for the API description.
-ERROR_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
-    400: {"model": ErrorBody, "description": "The request can never fit."},
+#: Errors of every route that asks for a key and for the engine, for the API description.
+ENGINE_ERROR_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
     401: {"model": ErrorBody, "description": "No known API key was sent."},
+    500: {"model": ErrorBody, "description": "An internal error."},
+    503: {"model": ErrorBody, "description": "The model is loading or the server stops."},
+}
+
+#: Errors that every route that generates may answer with.
+ERROR_RESPONSES: Final[dict[int | str, dict[str, Any]]] = ENGINE_ERROR_RESPONSES | {
+    400: {"model": ErrorBody, "description": "The request can never fit."},
     403: {"model": ErrorBody, "description": "The caller may not ask for as much."},
+    408: {"model": ErrorBody, "description": "The body did not arrive in time."},
     413: {"model": ErrorBody, "description": "The body is too large."},
     415: {"model": ErrorBody, "description": "The body is not declared as JSON."},
     429: {
@@ -56,6 +63,5 @@ ERROR_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
         "description": "The queue is full, or the caller too fast; see Retry-After.",
     },
     500: {"model": ErrorBody, "description": "Generating the answer failed."},
-    503: {"model": ErrorBody, "description": "The model is loading or the server stops."},
     504: {"model": ErrorBody, "description": "The time was up before the answer was complete."},
 }
