@@ -14,7 +14,16 @@ HEARTBEAT_INTERVAL_S: Final = 15.0
 STREAM_RESPONSE: Final[dict[int | str, dict[str, Any]]] = {
     200: {
         "description": "The answer: JSON, or server-sent events when `stream` is true.",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "content": {
+            "text/event-stream": {
+                "schema": {
+                    "type": "object",
+                    "description": "An event; `data` is JSON, or `[DONE]` at the end.",
+                    "properties": {"data": {"type": "string"}},
+                    "required": ["data"],
+                }
+            }
+        },
     }
 }
 

@@ -61,10 +61,11 @@ REPEATABLE: Final = settings(
 )
 
 
-def build(behaviour: FakeBehaviour, **values: object) -> FastAPI:
+def build(behaviour: FakeBehaviour, request_timeout_s: float = 600.0) -> FastAPI:
     """Build the service around a fake engine, open to whoever has the key."""
-    engine = FakeEngine(model_name=MODEL, behaviour=behaviour)
-    return create_app(settings_for_tests(api_keys=[KEY], **values), engine)
+    config = EngineConfig(request_timeout_s=request_timeout_s)
+    engine = FakeEngine(config=config, model_name=MODEL, behaviour=behaviour)
+    return create_app(settings_for_tests(api_keys=[KEY]), engine)
 
 
 def description() -> dict[str, Any]:

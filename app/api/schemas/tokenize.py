@@ -79,7 +79,7 @@ class TokenizeAnswer(BaseModel):
     text: str | None = Field(
         default=None, description="What was tokenised; only with `return_offsets`."
     )
-    offsets: list[tuple[int, int]] | None = Field(
+    offsets: list[Annotated[list[int], Field(min_length=2, max_length=2)]] | None = Field(
         default=None,
         description="Per token the first character (Unicode code point) of `text` that it stands "
         "for, and the one behind its last; only with `return_offsets`. Tokens that are parts of "
@@ -115,5 +115,5 @@ def to_answer(result: TokenizeResult) -> TokenizeAnswer:
         token_strs=None if found.token_strs is None else list(found.token_strs),
     )
     if found.offsets is not None:
-        answer.text, answer.offsets = found.text, list(found.offsets)
+        answer.text, answer.offsets = found.text, [list(span) for span in found.offsets]
     return answer
