@@ -13,8 +13,10 @@ from app.services.access import AccessControl, AccessDeniedError
 
 #: What probes, scrapers and readers of the API's description need; everything else needs a key.
 PUBLIC_PATHS: Final = frozenset(
-    {"/health/live", "/health/ready", "/metrics", "/docs", "/openapi.json", "/redoc"}
+    {"/health/live", "/health/ready", "/metrics", "/docs", "/openapi.json"}
 )
+#: Where the files of pages lie, which hold nothing but what is in the repository.
+PUBLIC_FOLDERS: Final = ("/docs/",)
 #: Name of who called, in the request's state and in its log lines.
 CALLER: Final = "caller"
 
@@ -35,7 +37,7 @@ class AccessMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
-        if scope["type"] != "http" or scope["path"] in PUBLIC_PATHS:
+        if scope["type"] != "http" or _is_public(scope["path"]):
             await self._app(scope, receive, send)
             return
         try:
@@ -47,3 +49,7 @@ class AccessMiddleware:
         named = {CALLER: caller} if self._access.asks_for_keys else {}
         with structlog.contextvars.bound_contextvars(**named):
             await self._app(scope, receive, send)
+
+
+def _is_public(path: str) -> bool:
+    return path in PUBLIC_PATHS or path.startswith(PUBLIC_FOLDERS)

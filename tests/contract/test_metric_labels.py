@@ -22,6 +22,8 @@ ROUTES = {
     "/health/live",
     "/health/ready",
     "/metrics",
+    "/docs",
+    "/docs/{path:path}",
     "unmatched",
 }
 OUTCOMES = {"success", "invalid", "rejected", "deadline", "aborted", "error"}
