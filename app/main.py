@@ -8,7 +8,7 @@ from fastapi import FastAPI
 
 from app.api.dependencies import AppParts
 from app.api.errors import install_error_handlers, response_for
-from app.api.routes import generate, health, metrics, openai, playground, tokenize
+from app.api.routes import docs, generate, health, metrics, openai, playground, tokenize
 from app.integrations.aws.request_log import FLUSH_TIMEOUT_S, RequestLog, open_request_log
 from app.integrations.aws.weights.models import S3Models, s3_models
 from app.integrations.snapshot_tiers import open_snapshot_tiers
@@ -17,6 +17,7 @@ from app.middleware.body_limit import BodyLimitMiddleware
 from app.middleware.rate_limits import RateLimitHeadersMiddleware
 from app.middleware.request_id import RequestIdMiddleware
 from app.middleware.request_log import RequestLogMiddleware
+from app.middleware.security_headers import SecurityHeadersMiddleware
 from app.middleware.tracing import TracingMiddleware
 from app.middleware.unhandled import UnhandledErrorMiddleware
 from app.records import RecordSink
@@ -132,6 +133,9 @@ def create_app(
         summary="LLM inference with a KV-cache budget per request.",
         lifespan=_lifespan(host, refresh, models, emf, request_log, tracer),
         redirect_slashes=False,
+        # FastAPI's own pages load what they are made of from other machines.
+        docs_url=None,
+        redoc_url=None,
     )
     app.state.parts = AppParts(
         engine_host=host,
@@ -159,6 +163,7 @@ def create_admin_app(parts: AppParts) -> FastAPI:
     app.include_router(metrics.router)
     install_error_handlers(app)
     app.add_middleware(UnhandledErrorMiddleware, to_response=response_for)
+    app.add_middleware(SecurityHeadersMiddleware)
     app.add_middleware(RequestLogMiddleware, on_request=parts.metrics.count_request)
     app.add_middleware(RequestIdMiddleware)
     return app
@@ -207,6 +212,7 @@ def _include_routes(app: FastAPI, *, with_metrics: bool) -> None:
         openai.router,
         openai.models_router,
         health.router,
+        docs.router,
     ):
         app.include_router(router)
     if with_metrics:
@@ -226,6 +232,7 @@ def _add_middleware(
     app.add_middleware(RateLimitHeadersMiddleware, states_of=quotas.states_of)
     app.add_middleware(AccessMiddleware, access=access, to_response=response_for)
     app.add_middleware(UnhandledErrorMiddleware, to_response=response_for)
+    app.add_middleware(SecurityHeadersMiddleware)
     app.add_middleware(RequestLogMiddleware, on_request=service_metrics.count_request)
     if tracer is not None:
         app.add_middleware(TracingMiddleware, tracer=tracer)

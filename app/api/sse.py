@@ -59,7 +59,7 @@ class EventStreamResponse(Response):
             heartbeat_interval_s: Longest silence.
         """
         super().__init__(
-            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})}
+            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", **(headers or {})}
         )
         # Response measured its empty body; a stream has no length.
         del self.headers["content-length"]

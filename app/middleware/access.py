@@ -14,10 +14,10 @@ from app.services.access import AccessControl, AccessDeniedError
 #: What probes, scrapers, readers of the API's description and the playground's page need;
 #: everything else needs a key.
 PUBLIC_PATHS: Final = frozenset(
-    {"/", "/health/live", "/health/ready", "/metrics", "/docs", "/openapi.json", "/redoc"}
+    {"/", "/health/live", "/health/ready", "/metrics", "/docs", "/openapi.json"}
 )
 #: Where the files of pages lie, which hold nothing but what is in the repository.
-PUBLIC_FOLDERS: Final = ("/playground/",)
+PUBLIC_FOLDERS: Final = ("/docs/", "/playground/")
 #: Name of who called, in the request's state and in its log lines.
 CALLER: Final = "caller"
 

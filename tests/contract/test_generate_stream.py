@@ -27,7 +27,7 @@ async def test_stream_says_what_the_json_answer_says(client: httpx.AsyncClient) 
     answer = await client.post("/generate", json={**body, "stream": True})
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-    assert answer.headers["cache-control"] == "no-cache"
+    assert answer.headers["cache-control"] == "no-store"
     assert answer.headers["x-accel-buffering"] == "no"
     *pieces, last, done = events_of(answer)
     plain = (await client.post("/generate", json=body)).json()

@@ -27,6 +27,8 @@ ROUTES = {
     "/health/live",
     "/health/ready",
     "/metrics",
+    "/docs",
+    "/docs/{path:path}",
     "unmatched",
 }
 OUTCOMES = {"success", "invalid", "rejected", "deadline", "aborted", "error"}
