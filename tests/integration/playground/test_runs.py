@@ -4,23 +4,17 @@ The engine behind it is the fake one, whose tokens are words and whose answer is
 """
 
 import re
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import pytest
-import pytest_asyncio
-from fastapi import FastAPI
-from playwright.async_api import Browser, Page, expect
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from playwright.async_api import Browser, expect
 
-from app.main import create_app
-from tests.support.app_client import listening, settings_for_tests, until
-from tests.support.browser import PATIENCE_MS, WatchedPage, headless_browser, opened
-from tests.support.fake_engine import NUM_KV_HEADS, NUM_LAYERS, FakeEngine
+from tests.support.app_client import until
+from tests.support.browser import opened
+from tests.support.fake_engine import NUM_KV_HEADS, NUM_LAYERS
 from tests.support.kept_text import expected_shades, read_shades
+from tests.support.playground import KNOBS, PROMPT, Served, fill, run, serving_fake
 
 pytestmark = [
     pytest.mark.slow,
@@ -29,111 +23,12 @@ pytestmark = [
 ]
 
 KEY, WRONG = "key-of-the-playground-1", "key-of-nobody-at-all-1"
-PROMPT = " ".join(f"word{index}" for index in range(60))
-KNOBS: dict[str, Any] = {"max_capacity_prompt": 16, "window_size": 4, "kernel_size": 3}
-POLICY = (
-    b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
-    b"connect-src 'self'; base-uri 'none'; form-action 'none'"
-)
-#: Lists name, colour and ground of everything that shows text, and of every shade.
-COLOURS = """() => {
-    const ground = (one) => {
-        for (let it = one; it; it = it.parentElement) {
-            const found = getComputedStyle(it).backgroundColor;
-            if (!found.startsWith("rgba(0, 0, 0, 0")) return found;
-        }
-    };
-    const pairs = [...document.querySelectorAll("body *")]
-        .filter((one) => one.checkVisibility()
-            && one.getAttribute("aria-disabled") !== "true"
-            && [...one.childNodes].some((it) => it.nodeType === 3 && it.data.trim()))
-        .map((one) => [one.className || one.id || one.tagName,
-            getComputedStyle(one).color, ground(one)]);
-    const text = document.querySelector(".kept-text");
-    for (const shade of [0, 1, 2, 3, 4, 5, 6, 7, 8, "cursor"]) {
-        const name = `kept-${shade}`;
-        const style = getComputedStyle(text, `::highlight(${name})`);
-        const isClear = style.backgroundColor.startsWith("rgba(0, 0, 0, 0");
-        pairs.push([name, style.color, isClear ? ground(text) : style.backgroundColor]);
-    }
-    return pairs;
-}"""
 #: Tells whether the shaded prompt consists of the same nodes as when this was asked last.
 IS_SAME_TEXT = """() => {
     const before = window.nodes ?? [], now = [...document.querySelector(".kept-text").childNodes];
     window.nodes = now;
     return now.length === before.length && now.every((node, index) => node === before[index]);
 }"""
-PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
-
-expect.set_options(timeout=PATIENCE_MS)
-
-
-class StrictPolicy:
-    """Adds the strictest policy that the page has to live with."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
-
-        async def send_with_policy(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"].append((b"content-security-policy", POLICY))
-            await send(message)
-
-        await self._app(scope, receive, send_with_policy)
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """A server around a fake engine, and the browser that visits it."""
-
-    url: str
-    engine: FakeEngine
-    browser: Browser
-
-    def visit(self, **context: Any) -> AbstractAsyncContextManager[WatchedPage]:
-        """Open the page in a fresh profile."""
-        return opened(self.browser, f"{self.url}/", **context)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser() -> AsyncIterator[Browser]:
-    """Start one browser for all tests."""
-    async with headless_browser() as browser:
-        yield browser
-
-
-@asynccontextmanager
-async def serving_fake(browser: Browser, **settings: Any) -> AsyncIterator[Served]:
-    """Serve a fake engine of its own to a test."""
-    engine = FakeEngine()
-    app: FastAPI = create_app(settings_for_tests(**settings), engine)
-    app.add_middleware(StrictPolicy)
-    async with listening(app, shutdown_timeout_s=1) as url:
-        yield Served(url, engine, browser)
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def served(browser: Browser) -> AsyncIterator[Served]:
-    """Serve without keys."""
-    async with serving_fake(browser) as served:
-        yield served
-
-
-async def fill(page: Page, prompt: str = PROMPT, **knobs: Any) -> None:
-    """Write a prompt and the first budget's knobs."""
-    await page.fill("#prompt", prompt)
-    for name, value in {**KNOBS, **knobs}.items():
-        await page.fill(f"#{name}-a", str(value))
-
-
-async def run(page: Page) -> None:
-    """Press Run and wait for the end."""
-    await page.click("#run")
-    await expect(page.locator(".panel-state").first).to_contain_text("Finished")
 
 
 async def test_it_loads_from_its_own_host_under_a_strict_policy(served: Served) -> None:
@@ -363,94 +258,6 @@ async def test_stop_and_escape_abort_on_the_server(served: Served) -> None:
             await until(lambda: served.engine.aborted)
 
 
-async def test_the_keyboard_alone_is_enough(served: Served) -> None:
-    """Tab reaches every control in the order of the page, and each shows that it has the focus."""
-    async with served.visit() as watched:
-        page = watched.page
-        await expect(page.locator("#server")).to_contain_text("fake")
-        reached: list[str] = []
-        while "run" not in reached:
-            await page.keyboard.press("Tab")
-            name, outline = await page.evaluate(
-                """() => {
-                    const it = document.activeElement;
-                    const style = getComputedStyle(it);
-                    return [it.id || it.ariaLabel || it.textContent, style.outlineStyle];
-                }"""
-            )
-            assert outline != "none", f"{name} does not show that it has the focus"
-            assert name not in reached, f"the focus goes round without reaching Run: {reached}"
-            reached.append(name)
-            if name == "prompt":
-                await page.keyboard.type(PROMPT)
-            if name == "max_capacity_prompt-a":
-                await page.keyboard.press("Control+A")
-                await page.keyboard.type("20")
-        wanted = ["sample", "prompt", "profile-a", "Capacity, slider", "window_size-a", "run"]
-        assert [name for name in reached if name in wanted] == wanted
-        await page.keyboard.press("Control+Enter")
-        await expect(page.locator(".panel-state").first).to_contain_text("Finished")
-    assert served.engine.requests[0].compression.max_capacity_prompt == 20
-
-
-async def test_sliders_and_numbers_follow_each_other(served: Served) -> None:
-    async with served.visit() as watched:
-        page = watched.page
-        slider = page.get_by_label("Capacity, slider").first
-        await page.fill("#max_capacity_prompt-a", "2048")
-        assert await slider.input_value() == "1000"
-        await slider.focus()
-        await page.keyboard.press("Home")
-        assert await page.input_value("#max_capacity_prompt-a") == "2"
-        await page.keyboard.press("End")
-        assert await page.input_value("#max_capacity_prompt-a") == "2048"
-        kernel = page.get_by_label("Kernel, slider").first
-        await kernel.focus()
-        await page.keyboard.press("ArrowRight")
-        assert int(await page.input_value("#kernel_size-a")) % 2 == 1
-
-
-@pytest.mark.parametrize("is_pair", [False, True])
-async def test_nothing_is_wider_than_a_phone(served: Served, is_pair: bool) -> None:
-    async with served.visit(**PHONE) as watched:
-        page = watched.page
-        await fill(page, f"{PROMPT} {'x' * 300}")
-        if is_pair:
-            await page.check("#compare")
-            await page.fill("#max_capacity_prompt-b", "8")
-            await page.fill("#window_size-b", "4")
-        await page.click("#run")
-        await expect(page.locator(".panel-state").nth(int(is_pair))).to_contain_text("Finished")
-        width, wider = await page.evaluate(
-            """() => [document.documentElement.scrollWidth,
-                [...document.querySelectorAll("body *")]
-                    .filter((one) => one.getBoundingClientRect().right > innerWidth + 0.5)
-                    .map((one) => one.className || one.id || one.tagName)]"""
-        )
-        assert (width, wider) == (360, [])
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_text_can_be_read(served: Served, scheme: str) -> None:
-    """Contrast is at least 4.5 to 1 everywhere, on each shade as well."""
-    async with served.visit(color_scheme=scheme) as watched:
-        page = watched.page
-        await fill(page, kernel_size=3)
-        await run(page)
-        pairs = await page.evaluate(COLOURS)
-        await page.fill("#kernel_size-a", "4")
-        await page.click("#run")
-        await expect(page.locator("#kernel_size-a-error")).to_be_visible()
-        pairs += await page.evaluate(COLOURS)
-    assert {name for name, _, _ in pairs} > {"panel-state", "hint", "readout", "error"}
-    shades = {ground for name, _, ground in pairs if name.startswith("kept-")}
-    assert len(shades) >= 10, "some shades look alike"
-    poor = {name: ratio for name, *colours in pairs if (ratio := contrast(*colours)) < 4.5}
-    assert not poor
-    is_dark = luminance(pairs[0][2]) < 0.2
-    assert is_dark == (scheme == "dark")
-
-
 async def test_it_waits_for_the_model(browser: Browser) -> None:
     """Errors that will pass are told, and asked about again."""
     async with serving_fake(browser) as served:
@@ -497,18 +304,3 @@ async def test_a_full_queue_a_failure_and_a_dead_network_are_told(served: Served
         await page.context.set_offline(False)
         await run(page)
         await expect(error).to_be_hidden()
-
-
-def luminance(colour: str) -> float:
-    """Return the relative luminance of `rgb(...)`, as WCAG defines it."""
-    channels = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
-    red, green, blue = (
-        float(c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4) for c in channels
-    )
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-def contrast(one: str, other: str) -> float:
-    """Return the contrast of two colours, 1 to 21."""
-    dark, light = sorted((luminance(one), luminance(other)))
-    return (light + 0.05) / (dark + 0.05)
