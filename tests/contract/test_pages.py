@@ -6,7 +6,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from playwright.async_api import Page, async_playwright
+from playwright.async_api import Page, Request, async_playwright
 
 from app.api.routes import docs
 from app.main import create_admin_app, create_app
@@ -129,12 +129,14 @@ async def test_other_sites_get_no_leave_to_ask(engine: FakeEngine, path: str) ->
 async def opened(page: Page, url: str) -> list[str]:
     """Open the page; returns the list that complaints and foreign addresses are added to."""
     problems: list[str] = []
+
+    def note_foreign(sent: Request) -> None:
+        if not sent.url.startswith((url, "data:")):
+            problems.append(sent.url)
+
     page.on("console", lambda message: problems.append(message.text))
     page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on(
-        "request",
-        lambda sent: sent.url.startswith((url, "data:")) or problems.append(sent.url),
-    )
+    page.on("request", note_foreign)
     await page.goto(f"{url}/docs")
     await page.wait_for_selector(".operation")
     return problems
