@@ -228,7 +228,11 @@ def _add_middleware(
     tracer: RequestTracer | None,
 ) -> None:
     # Added last is outermost: a request gets its name first and is logged under it.
-    app.add_middleware(BodyLimitMiddleware, max_body_bytes=settings.max_body_bytes)
+    app.add_middleware(
+        BodyLimitMiddleware,
+        max_body_bytes=settings.max_body_bytes,
+        timeout_s=settings.body_timeout_s,
+    )
     app.add_middleware(RateLimitHeadersMiddleware, states_of=quotas.states_of)
     app.add_middleware(AccessMiddleware, access=access, to_response=response_for)
     app.add_middleware(UnhandledErrorMiddleware, to_response=response_for)

@@ -61,6 +61,7 @@ _HTTP_CODES: Final[Mapping[int, str]] = {
     400: "bad_request",
     404: "not_found",
     405: "method_not_allowed",
+    408: "body_timeout",
     413: "body_too_large",
     415: "unsupported_media_type",
     422: "invalid_body",

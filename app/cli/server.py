@@ -13,6 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from app.api.dependencies import AppParts
+from app.cli.protocol import ImpatientProtocol
 from app.main import LoadEngine, create_admin_app, create_app
 from app.settings import Settings
 from app.telemetry.logging import configure_logging
@@ -81,9 +82,9 @@ def _config(app: FastAPI, host: str, port: int, answer_time_s: int) -> uvicorn.C
         app,
         host=host,
         port=port,
-        # Unlike httptools it bounds the headers and keeps the body of a request that offers
+        # On h11: unlike httptools it bounds the headers and keeps the body of a request that offers
         # an upgrade to HTTP/2; beside a model's milliseconds its own do not count.
-        http="h11",
+        http=ImpatientProtocol,
         log_config=None,
         # Requests are logged by the app, with their ids and without their query strings.
         access_log=False,

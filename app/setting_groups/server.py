@@ -31,6 +31,9 @@ class ServerSettings(BaseModel):
     max_body_bytes: int = Field(
         8 * 1024 * 1024, ge=1_024, description="Largest request body; more is answered with 413."
     )
+    body_timeout_s: int = Field(
+        60, ge=1, le=3_600, description="Seconds that a request's body may take to arrive."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least level that is logged."
     )

@@ -15,6 +15,7 @@ CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 #: Codes of errors, and a client that left; a code that is not among them counts as `other`.
 ERROR_REASONS: Final = (
     "bad_request",
+    "body_timeout",
     "body_too_large",
     "client_left",
     "deadline_exceeded",

@@ -191,7 +191,7 @@ class AsyncEngine:
             RequestTooLargeError: Its KV cache exceeds all memory there is for it.
         """
         self._require_running()
-        self._room.require_place(request.tenant, self._service_rate.retry_after_s())
+        self._room.require_place(request.tenant, self._service_rate.retry_after_s)
         group, finding = await self._prepare(request, admit)
         stream = ResponseStream(
             group[0], finding, on_abandoned=self._abandon, on_ended=self._room.leave

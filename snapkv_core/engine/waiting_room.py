@@ -2,6 +2,7 @@
 
 import threading
 from collections import Counter
+from collections.abc import Callable
 
 from snapkv_core.engine.response_stream import ResponseStream
 from snapkv_core.errors import QueueFullError
@@ -29,8 +30,8 @@ class WaitingRoom:
         with self._lock:
             return self._preparing.total()
 
-    def require_place(self, tenant: str, retry_after_s: float) -> None:
-        """Check that a tenant may add a request.
+    def require_place(self, tenant: str, retry_after_s: Callable[[], float]) -> None:
+        """Check that a tenant may add a request; `retry_after_s` is asked if it may not.
 
         Raises:
             QueueFullError: All places are taken, some of them by this tenant.
@@ -41,7 +42,7 @@ class WaitingRoom:
         if num_taken < self._num_places:
             return
         if has_preparing or tenant in self._streams.values():
-            raise QueueFullError(num_taken, retry_after_s)
+            raise QueueFullError(num_taken, retry_after_s())
 
     def begin_preparing(self, tenant: str) -> None:
         """Count a request that is to be tokenised."""
