@@ -24,7 +24,7 @@ from tests.support.served import example_environment, started, wait_until_ready
 pytestmark = pytest.mark.slow
 
 BODY_TIMEOUT_S = 2
-#: Of the whole server, which imports PyTorch; a leak of these bodies would be hundreds of megabytes.
+#: Of the whole server; a leak of these bodies would be hundreds of megabytes.
 MAX_GROWTH_BYTES = 60 * 1024 * 1024
 HEAD = b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 PATHS = ("/generate", "/v1/completions", "/v1/chat/completions", "/tokenize")
@@ -240,7 +240,7 @@ def test_memory_is_flat_and_others_are_served_meanwhile(target: Target) -> None:
                 connection.settimeout(20)
                 connection.recv(65_536)
 
-    with ThreadPoolExecutor(10) as pool:
+    with ThreadPoolExecutor(30) as pool:
         list(
             pool.map(lambda number: _quietly(abuse, number), range(30))
         )  # fills buffers and caches
