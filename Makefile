@@ -39,7 +39,7 @@ ESSAYS_READY := $(SNAPKV_CACHE_DIR)/.make-essays
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # pip and the model conversion are not made for two at once; -j is accepted and ignored
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test check lint format bench soak overhead snapshots lock clean
+.PHONY: help setup serve test check lint format bench soak overhead http-cost snapshots lock clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "%-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,6 +73,9 @@ soak: $(INSTALLED) $(DEMO_READY) ## Load the server for a long time, watch memor
 
 overhead: $(INSTALLED) $(DEMO_READY) ## Measure what telemetry costs of a decode step (OVERHEAD_ARGS)
 	$(BIN)/python -m benchmarks.telemetry $(OVERHEAD_ARGS)
+
+http-cost: $(INSTALLED) ## Measure the processor time of HTTP itself (HTTP_COST_ARGS)
+	$(BIN)/python -m benchmarks.http_cost $(HTTP_COST_ARGS)
 
 snapshots: $(INSTALLED) $(DEMO_READY) ## Measure snapshots: hits, a store that goes away, 8 bits (SNAPSHOTS_ARGS)
 	$(BIN)/python -m benchmarks.snapshots $(SNAPSHOTS_ARGS)

@@ -30,13 +30,13 @@ class AppParts:
     metrics: ServiceMetrics
 
 
-def get_parts(request: Request) -> AppParts:
+async def get_parts(request: Request) -> AppParts:
     """Return the parts of the app that serves this request."""
     parts: AppParts = request.app.state.parts
     return parts
 
 
-def read_request_timeout(
+async def read_request_timeout(
     request: Request,
     x_request_timeout: Annotated[
         str | None,
@@ -66,7 +66,7 @@ def read_request_timeout(
     )
 
 
-def get_caller(
+async def get_caller(
     request: Request,
     _key: Annotated[
         HTTPAuthorizationCredentials | None,
