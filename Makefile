@@ -42,7 +42,7 @@ ESSAYS_READY := $(SNAPKV_CACHE_DIR)/.make-essays
 .PHONY: help setup serve test check lint format bench soak overhead http-cost snapshots lock clean
 
 help: ## Show this list
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "%-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "%-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(INSTALLED) $(DEMO_READY) $(ESSAYS_READY) ## Environment, dependencies, demo model, test texts
 
