@@ -8,7 +8,7 @@ import httpx
 import pytest
 from playwright.async_api import Page, Request, async_playwright
 
-from app.api.routes import docs
+from app.api.pages import folder_of
 from app.main import create_admin_app, create_app
 from tests.support.app_client import fake_service, listening, running, settings_for_tests
 from tests.support.fake_engine import FakeEngine
@@ -16,7 +16,7 @@ from tests.support.tools import require_tool
 
 KEY = "key-of-team-a-0123"
 BODY = {"prompt": "a b", "max_new_tokens": 2}
-FILES = sorted(path.name for path in docs.FOLDER.iterdir())
+FILES = sorted(path.name for path in folder_of("docs").iterdir())
 
 
 @pytest.fixture

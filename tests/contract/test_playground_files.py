@@ -6,10 +6,11 @@ from typing import Any
 import httpx
 import pytest
 
-from app.api.routes.playground import FOLDER
+from app.api.pages import folder_of
 from tests.support.app_client import fake_service
 from tests.support.fake_engine import FakeEngine
 
+FOLDER = folder_of("playground")
 FILES = sorted(str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.*"))
 
 
