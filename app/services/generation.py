@@ -274,6 +274,12 @@ class GenerationService:
         return self._engine().model_name
 
     @property
+    def max_in_flight(self) -> int:
+        """Requests that the engine takes at once; raises what `model_name` raises."""
+        config = self._engine().config
+        return config.max_num_seqs + config.max_num_waiting
+
+    @property
     def tool_syntax(self) -> ToolSyntax | None:
         """How the model writes calls of tools; raises what `model_name` raises."""
         return self._engine().tool_syntax

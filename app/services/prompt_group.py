@@ -93,8 +93,13 @@ async def open_group(
     """Submit all prompts of a request, or none of them.
 
     Raises:
+        InvalidParameterError: There are more prompts than could ever be in flight.
         SnapKVError: Any error of `GenerationService.open`; one about a prompt says which.
     """
+    if len(inputs) > service.max_in_flight:
+        raise InvalidParameterError(
+            "prompt", f"at most {service.max_in_flight} prompts here, got {len(inputs)}"
+        )
     opened: list[Generation] = []
     try:
         for number, given in enumerate(inputs, 1):

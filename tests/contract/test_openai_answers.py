@@ -8,8 +8,10 @@ import httpx
 import openai
 import pytest
 
+from snapkv_core import EngineConfig
 from tests.contract.test_generate_errors import check_shape
 from tests.contract.test_openai_stream import chunks_of
+from tests.support.app_client import fake_service
 from tests.support.fake_engine import FakeEngine
 
 COMPLETIONS = "/v1/completions"
@@ -114,6 +116,17 @@ async def test_a_list_of_one_prompt_is_that_prompt(client: httpx.AsyncClient) ->
     for changing in ("id", "created"):
         del one[changing], same[changing]
     assert one == same
+
+
+async def test_more_prompts_than_the_engine_ever_takes_are_a_400(engine: FakeEngine) -> None:
+    """A 429 would be tried again for ever."""
+    engine.config = EngineConfig(max_num_seqs=2, max_num_waiting=1)
+    async with fake_service(engine) as client:
+        body = {"model": "fake", "prompt": ["a"] * 4}
+        error = check_shape(await client.post(COMPLETIONS, json=body))
+        fewer = await client.post(COMPLETIONS, json={**body, "prompt": ["a"] * 3})
+    assert (error["param"], fewer.status_code) == ("prompt", 200)
+    assert "at most 3 prompts here, got 4" in error["message"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
