@@ -7,7 +7,7 @@ from app.api.schemas.generate import GenerateRequest, GenerateResponse, to_respo
 from app.integrations.aws.weights.models import S3Models, s3_models
 from app.integrations.aws.weights.progress import TransferProgress
 from app.services.answers import ChoiceResult, GenerationResult
-from app.services.generation import to_request
+from app.services.inputs import to_request
 from app.settings import Settings
 from snapkv_core import CompressionReport, Engine, GenerationFailedError, RequestSummary, StepStats
 

@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 from app.services.answers import GenerationResult, whole_choices
-from app.services.generation import Generation, GenerationInput, GenerationService
+from app.services.generation import Generation, GenerationService
+from app.services.inputs import GenerationInput
 from snapkv_core import InvalidParameterError, RequestSummary, SnapshotUse, TokenEvent
 
 

@@ -28,7 +28,7 @@ from app.api.schemas.openai import (
 from app.api.sse import DONE_FRAME, STREAM_RESPONSE, data_frame
 from app.api.strict_json import StrictJSONRoute
 from app.services.answers import GenerationResult
-from app.services.generation import GenerationInput
+from app.services.inputs import GenerationInput
 from app.services.prompt_group import PromptGroup, complete_group, open_group
 from app.services.tool_calls import MarkerReader, TagsReader, ToolCallReader, WholeReader
 from snapkv_core import InvalidParameterError, RequestSummary

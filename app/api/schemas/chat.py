@@ -18,7 +18,7 @@ from app.api.schemas.generate import MAX_MESSAGES
 from app.api.schemas.logprobs import ChatLogprobs
 from app.api.schemas.openai import OpenAIAnswer, OpenAIRequest
 from app.api.schemas.tools import MAX_TOOLS, MessageToolCall, Tool, ToolCallDelta, ToolChoice
-from app.services.generation import GenerationInput
+from app.services.inputs import GenerationInput
 from app.services.tool_calls import forcing_schema
 from snapkv_core import ChatMessage, FinishReason, InvalidParameterError
 

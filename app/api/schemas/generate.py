@@ -17,7 +17,7 @@ from app.api.schemas.common import (
     usage_of,
 )
 from app.services.answers import GenerationResult
-from app.services.generation import GenerationInput
+from app.services.inputs import GenerationInput
 from snapkv_core import ChatMessage, FinishReason, InvalidParameterError, RequestSummary
 
 #: Rendering more than this through a template holds up the process for seconds.

@@ -27,7 +27,7 @@ from app.api.schemas.common import (
 )
 from app.api.schemas.logprobs import CompletionLogprobs
 from app.api.schemas.response_format import ResponseFormat
-from app.services.generation import GenerationInput
+from app.services.inputs import GenerationInput
 from snapkv_core import MAX_BIASED_TOKENS, ChatMessage, FinishReason, InvalidParameterError
 
 #: More than any context holds; checking them must not hold up the process.
