@@ -12,7 +12,7 @@ from playwright.async_api import Browser, expect
 
 from tests.support.app_client import until
 from tests.support.browser import opened
-from tests.support.fake_engine import NUM_KV_HEADS, NUM_LAYERS
+from tests.support.fake_answers import NUM_KV_HEADS, NUM_LAYERS
 from tests.support.kept_text import expected_shades, read_shades
 from tests.support.playground import KNOBS, PROMPT, Served, fill, run, serving_fake
 
