@@ -211,7 +211,9 @@ async def test_requests_at_once_do_not_overshoot(engine: FakeEngine) -> None:
     for limit in ({"tokens_per_minute": 105}, {"requests_per_minute": 10}):
         async with fake_service(engine, key_limits={"default": limit}) as client:
             sent = [asyncio.create_task(client.post("/generate", json=body)) for _ in range(50)]
+            # Those that are refused at once end before the others have reached the engine.
             await until(lambda sent=sent: sum(task.done() for task in sent) == 40, 30)  # type: ignore[misc]
+            await until(lambda: len(engine.requests) >= 10, 30)
             assert engine.num_running == len(engine.requests) == 10
             engine.stop()
             statuses = [answer.status_code for answer in await asyncio.gather(*sent)]
