@@ -3,8 +3,7 @@
 import asyncio
 from typing import Final
 
-import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 #: Heads are sent in one piece; whoever takes longer for one holds a connection and nothing else.
 HEAD_TIMEOUT_S: Final = 30.0
@@ -13,8 +12,9 @@ HEAD_TIMEOUT_S: Final = 30.0
 class ImpatientProtocol(H11Protocol):
     """Closes connections on which a request's head does not become complete in time.
 
-    uvicorn itself waits without end for a first request, and for the rest of one that was begun.
-    The rest of a body is the business of `BodyLimitMiddleware`.
+    uvicorn itself waits without end for a first request, for the rest of one that was begun, and
+    behind an answer while the rest of a body arrives that nobody read. The rest of a body that is
+    read is the business of `BodyLimitMiddleware`.
     """
 
     head_timeout_s: float = HEAD_TIMEOUT_S
@@ -30,13 +30,20 @@ class ImpatientProtocol(H11Protocol):
         super().data_received(data)
         self._watch_head()
 
+    def on_response_complete(self) -> None:
+        """Begin to wait for the next request, unless it was sent ahead."""
+        super().on_response_complete()
+        self._watch_head()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait for nothing any more."""
         self._stop_watching()
         super().connection_lost(exc)
 
     def _watch_head(self) -> None:
-        if self.conn.their_state is not h11.IDLE or self.transport.is_closing():
+        cycle: RequestResponseCycle | None = self.cycle  # uvicorn's annotation forgets the None
+        is_answering = cycle is not None and not cycle.response_complete
+        if is_answering or self.transport.is_closing():
             self._stop_watching()
         elif self._head_timer is None:
             self._head_timer = self.loop.call_later(self.head_timeout_s, self.transport.close)

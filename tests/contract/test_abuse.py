@@ -295,6 +295,31 @@ async def test_a_head_that_stays_unfinished_ends_the_connection(parts: list[byte
         await serving
 
 
+async def test_a_body_that_nobody_reads_holds_no_connection() -> None:
+    """The answer to it is out, and what drips in behind it is no request."""
+    app = create_app(settings_for_tests(), FakeEngine())
+    config = uvicorn.Config(app, port=0, http=_Hasty, log_config=None, timeout_keep_alive=600)
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve())
+    await until(lambda: server.started)
+    try:
+        port = server.servers[0].sockets[0].getsockname()[1]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n{")
+        assert b"404" in await reader.readline()
+        ended = asyncio.create_task(reader.read())
+        async with asyncio.timeout(10):
+            while not ended.done():
+                writer.write(b" ")
+                await asyncio.sleep(0.05)
+        with contextlib.suppress(ConnectionError):
+            ended.result()
+        writer.close()
+    finally:
+        server.should_exit = True
+        await serving
+
+
 async def test_a_body_and_an_answer_may_take_longer_than_a_head() -> None:
     app = create_app(settings_for_tests(), FakeEngine())
     config = uvicorn.Config(app, port=0, http=_Hasty, log_config=None)
