@@ -95,8 +95,7 @@ def redact(logger: WrappedLogger, method_name: str, event_dict: EventDict) -> Ev
 
 def mask_text(text: str) -> str:
     """Mask whatever in a text has the shape of a key or stands behind a telling name."""
-    lowered = text.lower()
-    if any(hint in lowered for hint in _HINTS):
+    if _may_hold_secrets(text):
         text = _CREDENTIALS.sub(lambda match: f"{match[1] or match[2]}{MASK}", text)
         text = _NAMED_VALUE.sub(rf"\g<name>{MASK}", _mask_groups(text))
     if "://" in text:
@@ -104,6 +103,15 @@ def mask_text(text: str) -> str:
     if "AKIA" in text or "ASIA" in text:
         text = _AWS_KEY_ID.sub(MASK, text)
     return _AWS_SECRET_KEY.sub(MASK, text) if len(text) >= _SECRET_KEY_CHARS else text
+
+
+def _may_hold_secrets(text: str) -> bool:
+    # A loop, as `any` takes three times as long, and every line of the log comes by here.
+    lowered = text.lower()
+    for hint in _HINTS:  # noqa: SIM110
+        if hint in lowered:
+            return True
+    return False
 
 
 def _mask_groups(text: str) -> str:

@@ -38,19 +38,6 @@ def report_of(request: GenerationRequest, num_tokens: int) -> CompressionReport:
     is_smaller = compression.compresses(num_tokens)
     kept = compression.max_capacity_prompt if is_smaller else num_tokens
     reason = "method_full" if compression.method == "full" else "prompt_fits_capacity"
-    # Where some are dropped, each token is kept by another number of heads in each layer.
-    layers = [
-        bytes(
-            (index + layer) % (NUM_KV_HEADS + 1) if is_smaller else NUM_KV_HEADS
-            for index in range(num_tokens)
-        )
-        for layer in range(NUM_LAYERS)
-    ]
-    counts = KeptTokenCounts(
-        per_layer=tuple(layers),
-        num_kv_heads=NUM_KV_HEADS,
-        total=tuple(map(sum, zip(*layers, strict=True))),
-    )
     return CompressionReport(
         method=compression.method,
         original_entries=num_tokens,
@@ -60,7 +47,23 @@ def report_of(request: GenerationRequest, num_tokens: int) -> CompressionReport:
         kept_attention_mass=0.9 if is_smaller else 1.0,
         skipped=None if is_smaller else reason,  # type: ignore[arg-type]  # one of the literals
         compress_ms=0.5,
-        kept_counts=counts if request.explain else None,
+        kept_counts=_kept_counts(num_tokens, is_smaller) if request.explain else None,
+    )
+
+
+def _kept_counts(num_tokens: int, is_smaller: bool) -> KeptTokenCounts:
+    # Where some are dropped, each token is kept by another number of heads in each layer.
+    layers = [
+        bytes(
+            (index + layer) % (NUM_KV_HEADS + 1) if is_smaller else NUM_KV_HEADS
+            for index in range(num_tokens)
+        )
+        for layer in range(NUM_LAYERS)
+    ]
+    return KeptTokenCounts(
+        per_layer=tuple(layers),
+        num_kv_heads=NUM_KV_HEADS,
+        total=tuple(map(sum, zip(*layers, strict=True))),
     )
 
 
