@@ -51,11 +51,11 @@ class Description {
     if (schema.$ref) {
       return schema.$ref.split("/").at(-1);
     }
-    if (schema.anyOf || schema.oneOf) {
-      return this.alternatives(schema).map((each) => this.typeOf(each)).join(" or ");
-    }
     if (schema.enum) {
       return schema.enum.map((value) => JSON.stringify(value)).join(", ");
+    }
+    if (schema.anyOf || schema.oneOf) {
+      return this.alternatives(schema).map((each) => this.typeOf(each)).join(" or ");
     }
     if ("const" in schema) {
       return JSON.stringify(schema.const);
